@@ -19,6 +19,7 @@ from counterpoint.environments.base import EnvironmentContext
 from counterpoint.environments.chat import Chat
 from counterpoint.environments.lifecycle import check_chat, started
 from counterpoint.environments.mix import ExamplesChangedError, mix_of
+from counterpoint.environments.rewards.rubric import paid_parts
 from counterpoint.environments.workers.load import load_environment
 from counterpoint.inference.model_facts import read_bounds
 from counterpoint.inference.pool.pool import InferencePool, Served
@@ -57,6 +58,7 @@ from counterpoint.orchestrator.step.advantages import Advantage, load_advantage,
 from counterpoint.orchestrator.step.asked_dumps import AskedDumps
 from counterpoint.orchestrator.step.boundary import StepBoundary
 from counterpoint.orchestrator.step.checkpoint import StepCheckpoint, identity_of
+from counterpoint.orchestrator.step.differences import compared
 from counterpoint.orchestrator.step.filters import with_vocabulary
 from counterpoint.orchestrator.step.merge_process import MergeProcess
 from counterpoint.orchestrator.step.sender import Sender
@@ -193,7 +195,7 @@ class Components:
             keep_rollouts=config.keep_rollouts,
             merge_chunk=merge_chunk,
             transcribe=_transcriber(config, loaded.chat),
-            warn=Watch(config.output_dir, config.run_id).take,
+            warn=self._make_watch().take,
             receipts=ReceiptChain(config.run_dir, code_of(config.environments)),
             with_rewards=config.training.value_head is not None,
         )
@@ -214,6 +216,17 @@ class Components:
             is_dump_asked=lambda step: self.steering is not None and self.steering.is_dump_asked(step),
         )
         return Dispatcher(config, loaded.advantage, parts, hooks, self._tasks, identity_of(self._start.given))
+
+    def _make_watch(self) -> Watch:
+        """Returns the watch of the metrics. The advantage, and so what is compared, may change while the run goes on."""
+        config = self.config
+        rubrics = {environment.name: environment.args.get("rubric") for environment in config.environments}
+        return Watch(
+            config.output_dir,
+            config.run_id,
+            {name: paid_parts(rubric) for name, rubric in rubrics.items() if isinstance(rubric, list)},
+            lambda: compared(self.config) == "group",
+        )
 
     def _make_evaluations(self) -> Evaluations:
         return Evaluations(

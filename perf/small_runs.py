@@ -237,7 +237,7 @@ def _watched(line: dict[str, Any]) -> dict[str, Any]:
     """Returns what of the line is kept, to three digits: what the rules look at, each once, and the gradient's norm."""
     seen = Seen()
     seen.add(line)
-    names = [name for name in seen.names if NAME not in name or name.startswith(("answers/", "length/"))]
+    names = [name for name in sorted(seen.names) if NAME not in name or name.startswith(("answers/", "length/"))]
     return {"step": line["step"]} | {
         name: float(f"{line[name]:.3g}") for name in [*names, "grad_norm", f"reward/{NAME}/mean"]
     }

@@ -192,10 +192,10 @@ def gradient_clipped(seen: Seen) -> Iterator[FoundSign]:
 def held_out(seen: Seen) -> Iterator[FoundSign]:
     """A reward that rises while a score of an evaluation has fallen below the interval of its best, once each."""
     told = set[str]()
-    for name in seen.names:
-        score, _, end = name.rpartition("/")
-        evaluation = score.split("/")[1] if score.startswith("evaluation/") else ""
-        if end != "high" or not evaluation or evaluation in told:
+    for name in sorted(each for each in seen.names if each.startswith("evaluation/") and each.endswith("/high")):
+        score = name.removesuffix("/high")
+        evaluation = score.removeprefix("evaluation").removeprefix("/").partition("/")[0]
+        if not evaluation or evaluation in told:
             continue
         highs, lows, scores = (dict(seen.points(each)) for each in (name, f"{score}/low", score))
         steps = sorted(highs.keys() & lows.keys() & scores.keys())
@@ -230,11 +230,9 @@ def trade_off(seen: Seen) -> Iterator[FoundSign]:
 
 
 def parts(seen: Seen) -> Iterator[FoundSign]:
-    """Two parts of a reward that move against one another: the policy gives up one for the other."""
-    for environment in seen.between("environment/", "/total/mean"):
-        head = f"environment/{environment}/"
-        names = {part: f"{head}{part}/mean" for part in seen.between(head, "/mean") if part != "total"}
-        for falling, rising, fall, rise in _opposed(seen, names):
+    """Two parts that raise a reward and move against one another: the policy gives up one for the other."""
+    for environment in seen.paid_parts:
+        for falling, rising, fall, rise in _opposed(seen, seen.names_of_parts(environment)):
             reason = f"part {falling!r} fell by {-fall:.3g} within {OPPOSED_STEPS} steps, while {rising!r} rose by {rise:.3g}"
             advice = f"weigh {falling!r} more, or make it a condition (`required`), so that {rising!r} cannot be had without it"
             yield FoundSign(Sign.PARTS, fall, reason, advice, f"{environment}: {falling}")

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 FIRST, NEWEST = 5, 200
 """Values of a metric that are kept: of the run's first steps, with which it is compared, and of its newest."""
 
+MOST_NAMES = 4096
+"""Metrics that are kept: the first ones. A file may have any number."""
+
+LARGEST = 1e100
+"""A value beyond this does not count: sums and squares of others are finite."""
+
 _WATCHED = (
-    "reward/", "length/", "groups/", "answers/", "environment/", "evaluation/",
+    "reward/", "length/", "groups/", "answers/", "evaluation/",
     "entropy", "ess/", "masked_share", "grad_kept", "reference_kl",
 )  # fmt: skip
 """What the names of kept metrics begin with."""
+
+_OF_ONE = re.compile(r"reward/[^/]+/(?:player|turn)/|evaluation/[^/]+/[^/]+/reward/turn/")
+"""What the names of rewards of one player or one turn begin with, which are not kept: another's may rise by as much."""
 
 Point = tuple[int, float]
 """A step, and the value of a metric then."""
@@ -25,34 +35,53 @@ Point = tuple[int, float]
 class Seen:
     """The kept values of each metric, by its name in `metrics.jsonl` of orchestrator or trainer."""
 
+    paid_parts: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """By environment with a rubric, the names of the parts that raise the reward. No other metric of an environment is kept."""
     _first: dict[str, list[Point]] = field(default_factory=dict)
     _newest: dict[str, deque[Point]] = field(default_factory=dict)
+    _of_parts: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._of_parts = frozenset(name for each in self.paid_parts for name in self.names_of_parts(each).values())
 
     def add(self, line: Mapping[str, object]) -> None:
         """Adds a step's line. A step that was there, or an earlier one, changes nothing."""
         step = line.get("step")
+        if not isinstance(step, int):
+            return
         for name, value in line.items():
-            if not (name.startswith(_WATCHED) and isinstance(value, int | float) and isinstance(step, int)):
+            if not (isinstance(value, int | float) and -LARGEST <= value <= LARGEST and self._is_kept(name)):
                 continue
             newest = self._newest.setdefault(name, deque(maxlen=NEWEST))
-            if math.isfinite(value) and (not newest or newest[-1][0] < step):
+            if not newest or newest[-1][0] < step:
                 newest.append((step, float(value)))
                 if len(first := self._first.setdefault(name, [])) < FIRST:
                     first.append((step, float(value)))
 
+    def _is_kept(self, name: str) -> bool:
+        if name in self._newest:
+            return True
+        if len(self._newest) >= MOST_NAMES:
+            return False
+        return name in self._of_parts or (name.startswith(_WATCHED) and _OF_ONE.match(name) is None)
+
+    def names_of_parts(self, environment: str) -> dict[str, str]:
+        """Returns the names of the metrics of an environment's parts that raise the reward, by part."""
+        return {part: f"environment/{environment}/{part}/mean" for part in self.paid_parts[environment]}
+
     @property
-    def names(self) -> list[str]:
-        """The names of the metrics, in order."""
-        return sorted(self._newest)
+    def names(self) -> Collection[str]:
+        """The names of the metrics, as they came."""
+        return self._newest.keys()
 
     def between(self, head: str, tail: str) -> list[str]:
         """Returns the part between `head` and `tail` of each name that has both and no other slash, in order."""
         found = [
             name[len(head) : len(name) - len(tail)]
-            for name in self.names
+            for name in self._newest
             if name.startswith(head) and name.endswith(tail)
         ]
-        return [part for part in found if part and "/" not in part]
+        return sorted(part for part in found if part and "/" not in part)
 
     def points(self, name: str, count: int = NEWEST) -> list[Point]:
         """Returns the newest values, `count` at most."""

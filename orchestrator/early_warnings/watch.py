@@ -7,7 +7,8 @@ that is not at hand.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -57,9 +58,21 @@ class EarlyWarning:
 class Watch:
     """What was seen of one run. Its methods block: call them in a thread."""
 
-    def __init__(self, output_dir: Path, run_id: str) -> None:
-        """Begins with what the files of the run in the job's directory have, at the first line."""
+    def __init__(
+        self,
+        output_dir: Path,
+        run_id: str,
+        paid_parts: Mapping[str, Collection[str]],
+        compares_groups: Callable[[], bool],
+    ) -> None:
+        """Begins with what the files of the run in the job's directory have, at the first line.
+
+        `paid_parts`: by environment with a rubric, the parts that raise the reward. `compares_groups`: tells whether the run
+        now learns from the differences within groups alone.
+        """
         self._run_id = run_id
+        self._paid_parts, self._compares_groups = paid_parts, compares_groups
+        self._is_failing = False
         self._own, self._trained = output_dir / f"run_{run_id}" / "metrics.jsonl", output_dir / TRAINED_FILE
         self._following = AppendedLines(self._trained, END_BYTES)
         self._seen: Seen | None = None
@@ -68,14 +81,25 @@ class Watch:
         """The step at which the log last said each."""
 
     def take(self, line: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-        """Takes a step's line; returns what to add to it: nothing in a healthy run. Logs what is new."""
+        """Takes a step's line; returns what to add to it: nothing in a healthy run. Logs what is new. Never raises."""
+        try:
+            return self._take(line)
+        except Exception:
+            if not self._is_failing:  # what only warns is no reason to end the run
+                logger.warning("the early warnings fail; the run goes on without them", exc_info=True)
+            self._is_failing = True
+            return {}
+
+    def _take(self, line: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
         if self._seen is None:
-            self._seen = Seen()
+            self._seen = Seen(self._paid_parts)
             self._restore(self._seen, line["step"])
         self._seen.add(line)
         self._follow(self._seen)
         before, self._present = self._present, {}
         for found in found_in(self._seen):
+            if found.sign is Sign.FEW_DIFFERENCES and not self._compares_groups():
+                continue
             key = found.sign, found.about
             began = before.get(key)
             since, time = (began.since, began.time) if began is not None else (line["step"], line.get("time", 0.0))
@@ -91,7 +115,7 @@ class Watch:
         """Takes up the steps before, of an earlier process."""
         try:
             for line in _lines_of(AppendedLines(self._own, END_BYTES), b"{"):
-                if line.get("step", step) < step:
+                if isinstance(before := line.get("step"), int) and before < step:
                     seen.add(line)
                     self._present = {(each.sign, each.about): each for each in read_warnings(line)}
         except (OSError, UntrustedFileError) as error:
@@ -146,6 +170,9 @@ def _read(values: Any) -> EarlyWarning | None:
             shortened(printable(str(values[name])), LONGEST_TEXT) for name in ("about", "reason", "advice")
         )
         sign, since = Sign(values["sign"]), int(values["since"])
-        return EarlyWarning(sign, about, float(values["figure"]), reason, advice, since, float(values["time"]))
+        figure, time = float(values["figure"]), float(values["time"])
+        if not (0 <= since < 2**53 and math.isfinite(figure) and 0 <= time < 1e12):
+            return None
+        return EarlyWarning(sign, about, figure, reason, advice, since, time)
     except (KeyError, TypeError, ValueError, OverflowError):
         return None

@@ -137,6 +137,14 @@ class Rubric:
         raise AssertionError(f"a kind without a class: {config}")
 
 
+def paid_parts(parts: Sequence[Any]) -> tuple[str, ...]:
+    """Returns the names of a rubric's parts that raise the reward, those with a positive weight; none of another list."""
+    try:
+        return tuple(name for name, config in _named(_validated(parts)) if config.weight > 0)
+    except ValueError:
+        return ()
+
+
 def _validated(parts: Sequence[Mapping[str, Any]]) -> list[AnyPart]:
     if isinstance(parts, str | Mapping) or not all(isinstance(part, Mapping) for part in parts):
         raise ValueError(f'rubric = {parts!r}; expected a list of tables, such as rubric = [{{ kind = "exact" }}]')

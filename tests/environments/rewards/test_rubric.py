@@ -9,7 +9,7 @@ import pytest
 
 from counterpoint.environments.main_thread import NeedsMainThread
 from counterpoint.environments.rewards.base import as_value
-from counterpoint.environments.rewards.rubric import Rubric
+from counterpoint.environments.rewards.rubric import Rubric, paid_parts
 from tests.environments.rewards import attempts
 from tests.environments.rewards.attempts import score
 from tests.environments.rewards.conftest import MakeRubric
@@ -35,6 +35,12 @@ async def test_a_dictionary_counts_with_its_sum_and_has_a_metric_each(rubric: Ma
 async def test_a_part_of_weight_0_is_a_metric_only(rubric: MakeRubric) -> None:
     scored = await score(rubric(EXACT, FUNCTION | {"weight": 0.0}), "abcd", "abcd")
     assert (scored.reward, scored.metrics["function"]) == (1.0, 0.4)
+
+
+def test_the_parts_that_raise_the_reward_are_those_of_positive_weight() -> None:
+    rubric = [EXACT, PARTS | {"weight": 0.5}, WAITS | {"weight": -1.0}, FUNCTION | {"weight": 0}]
+    assert paid_parts(rubric) == ("exact", "parts")
+    assert paid_parts(["clear", "brief"]) == paid_parts([]) == paid_parts([{"weight": 1.0}]) == ()
 
 
 async def test_nothing_is_scored_after_a_gate_that_is_not_reached(rubric: MakeRubric) -> None:

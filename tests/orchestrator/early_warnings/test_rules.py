@@ -15,11 +15,14 @@ from counterpoint.orchestrator.early_warnings.rules import (
     Sign,
     found_in,
 )
-from counterpoint.orchestrator.early_warnings.seen import FIRST, NEWEST, Seen, trend
+from counterpoint.orchestrator.early_warnings.seen import FIRST, MOST_NAMES, NEWEST, Seen, trend
 
 STEPS = 120
 
 Metric = Callable[[int], float] | float
+
+PAID = {"math": ("right", "brief")}
+"""The parts that raise the reward."""
 
 
 def learning(step: int) -> float:
@@ -56,7 +59,7 @@ def seen(steps: int = STEPS, **changes: Metric) -> Seen:
 
 
 def seen_of(metrics: Mapping[str, Metric], steps: int = STEPS) -> Seen:
-    found = Seen()
+    found = Seen(PAID)
     for step in range(1, steps + 1):
         line = {name: value(step) if callable(value) else value for name, value in metrics.items()}
         found.add({"step": step, "changes": {}, **line})
@@ -159,14 +162,68 @@ def test_cut_answers_that_become_fewer_are_no_fault() -> None:
     assert [step for step in range(1, STEPS) if found_in(seen_of(HEALTHY | changes, step))] == []
 
 
-@given(st.lists(st.dictionaries(st.sampled_from([*HEALTHY, "evaluation/a/b", "evaluation/a/b/low", "evaluation/a/b/high"]),
-       st.floats(allow_nan=True, allow_infinity=True) | st.none() | st.text(max_size=2)), max_size=30))  # fmt: skip
-@settings(max_examples=60, deadline=None)
-def test_no_number_breaks_a_rule(lines: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("part", ["malformed", "too-long"])
+def test_a_part_that_does_not_raise_the_reward_is_not_given_up(part: str) -> None:
+    """A penalty, or one of weight 0."""
+    assert found_in(seen_of(HEALTHY | {f"environment/math/{part}/mean": falling})) == []
+
+
+def test_a_turn_is_no_evaluation() -> None:
     found = Seen()
-    for step, line in enumerate(lines * 5):
+    for step in range(1, STEPS + 1):
+        scores = {"v/reward/mean": step / STEPS, "v/e/reward/turn/1/mean": -step / STEPS, "turn/reward": step / STEPS}
+        line = {f"evaluation/{name}{end}": score for name, score in scores.items() for end in ("", "/low", "/high")}
+        found.add({"step": step, "reward/mean": step / STEPS, "reward/max": 1.0, **line})
+    assert found_in(found) == []
+    assert found.first("evaluation/turn/reward") is not None
+
+
+ODD = st.sampled_from([1e100, -1e100, 1e308, -1e308, 5e-324, 0, 1, -1, True, 10**400, -(10**400), "1"])
+
+
+NAMES = [
+    *HEALTHY,
+    *(f"evaluation/{of}{end}" for of in ("a/b", "a", "") for end in ("", "/low", "/high")),
+    "evaluation/high",
+]
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(NAMES),
+       ODD | st.floats(allow_nan=True, allow_infinity=True) | st.integers() | st.none() | st.text(max_size=2)), max_size=30),
+       st.sampled_from([5, 50]))  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_no_number_breaks_a_rule(lines: list[dict[str, Any]], times: int) -> None:
+    found = Seen(PAID)
+    for step, line in enumerate((lines * times)[:NEWEST]):
         found.add({"step": step, **line})
     found_in(found)
+
+
+@pytest.mark.parametrize("value", [1e308, -1e308, 5e-324, 1e100, -1e100, 10**400])
+def test_no_large_number_breaks_a_trend(value: float) -> None:
+    lines = [dict.fromkeys(HEALTHY, value if step % 2 else -value) for step in range(NEWEST)]
+    found = Seen(PAID)
+    for step, line in enumerate(lines):
+        found.add({"step": step, **line})
+    found_in(found)
+
+
+def test_a_step_that_is_no_number_changes_nothing() -> None:
+    found = Seen()
+    found.add({"step": "1", "entropy": 1.0})
+    found.add({"entropy": 1.0})
+    assert not found.names
+
+
+def test_names_that_somebody_makes_up_are_not_kept() -> None:
+    found = Seen(PAID)
+    found.add({"step": 1, "reward/mean": 0.5, "environment/math/right/mean": 1.0})
+    made_up = {f"environment/math/task_{place}/mean": 1.0 for place in range(10)}
+    found.add({"step": 2, **made_up, "reward/math/player/x/mean": 1.0, "reward/math/turn/1/mean": 1.0})
+    assert {*found.names} == {"reward/mean", "environment/math/right/mean"}
+    found.add({"step": 3, **{f"ess/{place}": 1.0 for place in range(2 * MOST_NAMES)}, "reward/mean": 0.6})
+    assert len(found.names) == MOST_NAMES
+    assert found.newest("reward/mean", 2) == [0.5, 0.6]
 
 
 def test_what_is_kept_is_bounded_and_the_same_however_often_a_step_comes() -> None:
