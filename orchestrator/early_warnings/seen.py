@@ -27,6 +27,9 @@ _WATCHED = (
 _OF_ONE = re.compile(r"reward/[^/]+/(?:player|turn)/|evaluation/[^/]+/[^/]+/reward/turn/")
 """What the names of rewards of one player or one turn begin with, which are not kept: another's may rise by as much."""
 
+COPIED = "copied/run"
+"""What the trainer's line has where it copied another run's weights."""
+
 Point = tuple[int, float]
 """A step, and the value of a metric then."""
 
@@ -39,16 +42,23 @@ class Seen:
     """By environment with a rubric, the names of the parts that raise the reward. No other metric of an environment is kept."""
     _first: dict[str, list[Point]] = field(default_factory=dict)
     _newest: dict[str, deque[Point]] = field(default_factory=dict)
+    _begun: int = -1
+    """The step up to which nothing counts."""
     _of_parts: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self._of_parts = frozenset(name for each in self.paid_parts for name in self.names_of_parts(each).values())
 
     def add(self, line: Mapping[str, object]) -> None:
-        """Adds a step's line. A step that was there, or an earlier one, changes nothing."""
+        """Adds a step's line. A step that was there, or an earlier one, changes nothing.
+
+        Where another run's weights were copied into this one, as in a population, the run begins anew.
+        """
         step = line.get("step")
-        if not isinstance(step, int):
+        if not isinstance(step, int) or step <= self._begun:
             return
+        if COPIED in line:
+            self._begin_anew(step)
         for name, value in line.items():
             if not (isinstance(value, int | float) and -LARGEST <= value <= LARGEST and self._is_kept(name)):
                 continue
@@ -57,6 +67,12 @@ class Seen:
                 newest.append((step, float(value)))
                 if len(first := self._first.setdefault(name, [])) < FIRST:
                     first.append((step, float(value)))
+
+    def _begin_anew(self, step: int) -> None:
+        self._begun = step
+        later = {name: [each for each in newest if each[0] > step] for name, newest in self._newest.items()}
+        self._newest = {name: deque(points, maxlen=NEWEST) for name, points in later.items() if points}
+        self._first = {name: points[:FIRST] for name, points in later.items() if points}
 
     def _is_kept(self, name: str) -> bool:
         if name in self._newest:

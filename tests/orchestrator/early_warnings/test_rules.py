@@ -208,6 +208,20 @@ def test_no_large_number_breaks_a_trend(value: float) -> None:
     found_in(found)
 
 
+@pytest.mark.parametrize("begins_again", [True, False])
+def test_a_run_that_took_over_another_ones_weights_is_compared_with_its_steps_since(begins_again: bool) -> None:
+    own = [{"step": step, "reward/mean": 0.4} for step in range(60)]
+    trained: list[dict[str, Any]] = [{"step": step, "entropy": 0.36 if step < 20 else 0.95} for step in range(60)]
+    if begins_again:
+        trained[20] = {"step": 20, "copied/run": "other", "copied/step": 19}
+    for lines in (own + trained, [line for pair in zip(own, trained, strict=True) for line in pair]):
+        found = Seen()
+        for line in lines:
+            found.add(line)
+        assert (Sign.ENTROPY in {each.sign for each in found_in(found)}) is not begins_again
+        assert [len(found.newest("reward/mean", count)) for count in (39, 40)] == [39, 0 if begins_again else 40]
+
+
 def test_a_step_that_is_no_number_changes_nothing() -> None:
     found = Seen()
     found.add({"step": "1", "entropy": 1.0})
