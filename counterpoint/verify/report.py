@@ -24,7 +24,7 @@ class Damage:
     step: int | None
     rollout: str | None
     what: str
-    """For a person."""
+    """The damage in words, for a person."""
 
     def __str__(self) -> str:
         """Returns the finding in one line."""

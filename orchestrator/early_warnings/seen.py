@@ -39,7 +39,7 @@ class Seen:
     """The kept values of each metric, by its name in `metrics.jsonl` of orchestrator or trainer."""
 
     paid_parts: Mapping[str, Collection[str]] = field(default_factory=dict)
-    """By environment with a rubric, the names of the parts that raise the reward. No other metric of an environment is kept."""
+    """Maps an environment with a rubric to the names of the parts that raise the reward. It keeps no other metric of one."""
     _first: dict[str, list[Point]] = field(default_factory=dict)
     _newest: dict[str, deque[Point]] = field(default_factory=dict)
     _begun: int = -1

@@ -50,7 +50,7 @@ class AdvantageInputs:
 
     @property
     def turn_rewards(self) -> list[npt.NDArray[np.float64]]:
-        """For each rollout, the rewards of its turns, `[turns]`; all of its reward is the last one's if none has its own."""
+        """Returns the rewards of each rollout's turns, `[turns]`. Its whole reward is the last turn's if none has its own."""
         return [_rewards_of_turns(rollout) for rollout in self.rollouts]
 
 

@@ -22,7 +22,7 @@ class Recovered(NamedTuple):
 
 
 LARGEST_DENOMINATOR = {24: 12, 53: 2**15}
-"""By the digits of the type's significand, in bits: float32, float64."""
+"""Maps the bits of a significand (24: float32, 53: float64) to the largest denominator that is recovered from such a number."""
 
 _ROUNDINGS = 64
 """Roundings, in units of the last place, that a result may have met on its way."""

@@ -71,7 +71,7 @@ def test_an_answer_that_is_no_turn_shifts_no_other_ones_reward() -> None:
 
 
 REWARDS = [0.25, -0.5, None, 1.0]
-"""Of the steps of a game."""
+"""The rewards of the steps of a game."""
 
 
 class Client:

@@ -54,7 +54,7 @@ turn's state or the third's, and a rollout has one to three turns by what its po
 
 Path = tuple[tuple[str, int], ...]
 Update = dict[tuple[str, int], Fraction]
-"""By state and action, whose logit is a parameter."""
+"""Maps a state and an action to the change of its logit, which is a parameter."""
 Rewards = Sequence[npt.NDArray[Any]]
 States = Sequence[Sequence[str]]
 
