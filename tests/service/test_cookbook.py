@@ -72,7 +72,7 @@ def test_recipes_of_the_cookbook_play_unmodified(tmp_path: Path) -> None:
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=DEADLINE_SECONDS,
+            timeout=3 * DEADLINE_SECONDS,
             check=False,
         )  # fmt: skip
         assert played.returncode == 0, (played.stdout, played.stderr[-8000:], running.output()[-4000:])
