@@ -16,6 +16,9 @@ from pathlib import Path
 from counterpoint.transport.process.child import Child
 from perf.commands import STOP_SECONDS, Command, PerfError, is_ready, say, until
 
+MOST_SECONDS = 4 * 3600.0
+"""The time of the command, whose reader may end it at any time."""
+
 
 def main(words: list[str]) -> int:
     """Runs both; returns the exit code."""
@@ -34,7 +37,7 @@ def main(words: list[str]) -> int:
             say(" ".join(command))
             with Child(command[0], command, environment=variables) as beside:
                 try:
-                    until(f"the end of {command[0]}", lambda: beside.code is not None, [running])
+                    until(f"the end of {command[0]}", lambda: beside.code is not None, [running], seconds=MOST_SECONDS)
                 finally:
                     beside.stop(STOP_SECONDS)
                 return beside.wait()

@@ -93,12 +93,13 @@ def until(
     condition: Callable[[], bool],
     needed: Sequence[Command] = (),
     meanwhile: Callable[[], None] = lambda: None,
+    seconds: float = PATIENCE_SECONDS,
 ) -> None:
     """Waits for a condition, and does something `meanwhile`, again and again.
 
     Raises `PerfError`, with the exit code of the command, if one of those `needed` has ended, and at the deadline.
     """
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + seconds
     while not condition():
         meanwhile()
         for command in needed:
@@ -107,9 +108,7 @@ def until(
                     f"{command} ended with {code} while this waited for {what}{command.last_output()}", code or 1
                 )
         if time.monotonic() > deadline:
-            raise PerfError(
-                f"waited {PATIENCE_SECONDS:g} s for {what}, in vain{''.join(each.last_output() for each in needed)}"
-            )
+            raise PerfError(f"waited {seconds:g} s for {what}, in vain{''.join(each.last_output() for each in needed)}")
         time.sleep(POLL_SECONDS)
 
 
