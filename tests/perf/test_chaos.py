@@ -1,4 +1,4 @@
-"""Chaos in small: a round in a real job, whose audit finds nothing. (That it finds what is there: `test_chaos_audit.py`.)"""
+"""Chaos in small: two rounds in a real job, whose audit finds nothing. (That it finds what is there: `test_chaos_audit.py`.)"""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 
 SEED = 12
-"""With which the trainer is killed, and an orchestrator while the trainer is started again; vLLM, which takes a minute to return,
-is killed in `tests/whole_job`."""
+"""With which the trainer and orchestrators are killed; vLLM, which takes a minute to return, is killed in `tests/whole_job`."""
 
 
 @pytest.mark.slow
 @pytest.mark.vllm
 @pytest.mark.timeout(1500)
 def test_a_job_whose_processes_are_killed_trains_every_step_once(tmp_path: Path, tiny_dense: Path) -> None:
-    command = [sys.executable, "-m", "perf.chaos", "job", "--rounds", "1", "--seed", str(SEED), "--json"]
+    command = [sys.executable, "-m", "perf.chaos", "job", "--rounds", "2", "--seed", str(SEED), "--json"]
     completed = subprocess.run(
         [*command, "--keep", str(tmp_path / "kept")],
         capture_output=True,
