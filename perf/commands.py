@@ -14,7 +14,7 @@ from counterpoint.job.processes_file import read_workers
 from counterpoint.transport.process.child import Child, last_lines
 
 PATIENCE_SECONDS = 900.0
-"""The deadline of each wait. The longest demo takes some five minutes on two cores, and a restart of vLLM up to two."""
+"""The deadline of a wait that names no other. The longest demo takes some five minutes on two cores, a restart of vLLM two."""
 
 STOP_SECONDS = 180.0
 """The time a command has to end in order."""

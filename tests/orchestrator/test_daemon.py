@@ -44,7 +44,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_run_says_in_its_lines_what_goes_wrong(make_config: Callable[..., RunConfig]) -> None:
-    """By the metrics of the trainer, too, which are in the job's directory."""
+    """It goes by the metrics of the trainer, too, which are in the job's directory."""
     config = make_config(steps=8)
     (config.output_dir / "trainer").mkdir(parents=True)
     trained = [{"run_id": "one", "step": step, "time": 1.0, "masked_share": 0.9} for step in range(1, 9)]

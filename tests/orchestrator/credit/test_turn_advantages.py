@@ -96,7 +96,7 @@ def gradient(weigh: Callable[[npt.NDArray[Any]], Sequence[Fraction]]) -> Update:
 
 
 def true_gradient() -> Update:
-    """Of the expected sum of rewards: each turn's score times the whole sum, the definition without any causality."""
+    """Returns the gradient of the expected sum of rewards by its definition: each turn's score times the whole sum."""
     return gradient(lambda rewards: [Fraction(rewards.sum())] * len(rewards))
 
 
@@ -429,7 +429,7 @@ def test_after_a_change_of_the_kind_turns_keep_their_advantages() -> None:
 
 
 def test_each_players_turns_are_compared_with_the_same_players() -> None:
-    """By the number among its own turns, with its rewards and states; what is no player's is not trained."""
+    """A turn's number is the one among its player's turns, and turns of no player are not trained."""
     group = []
     for index, rewards in enumerate([[1.0, 0.0, 4.0, 2.0], [3.0, 8.0, 0.0, 0.0]]):
         rollout = rollout_of(rewards, index, state={STATES: ["a", "b", "c", "d"]})

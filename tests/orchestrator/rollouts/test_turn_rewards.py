@@ -135,7 +135,7 @@ async def test_a_reward_may_come_late_until_the_rollout_ends() -> None:
 
 @pytest.mark.parametrize("group_scoring", [False, True])
 async def test_a_turn_that_comes_when_all_is_scored_has_no_reward(group_scoring: bool) -> None:
-    """Of a call for which the environment does not wait. The pool answers as soon as it is asked."""
+    """The environment does not wait for the turn's call, and the pool answers as soon as it is asked."""
     calls: list[asyncio.Task[Turn]] = []
 
     def reward(model: Model) -> None:

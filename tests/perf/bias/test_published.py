@@ -115,7 +115,7 @@ class Process:
 
 
 def expected_updates(process: Process, lag: int, configs: dict[str, LossConfig]) -> dict[str, Tensor]:
-    """By the probabilities of the trained policy as parameters, as the source has it."""
+    """Returns each loss's expected update of the trained policy's probabilities, the parameters that the source takes."""
     trained, played = (torch.tensor(process.policy(each), dtype=torch.float64).flatten() for each in (0, lag))
     probabilities, taken, returns = zip(*process.paths(process.policy(lag)), strict=True)
     places_P = torch.tensor(taken).flatten()

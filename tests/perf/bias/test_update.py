@@ -19,7 +19,7 @@ from perf.bias.waiting import ages_when_trained
 
 
 def expected_reward(policies: dict[str, Fraction]) -> Fraction:
-    """By the probability of action 1 at each state."""
+    """Returns the expected reward of policies, which map a state to the probability of action 1."""
     total = Fraction(0)
     for trajectories in PROCESSES:
         for trajectory in trajectories:
