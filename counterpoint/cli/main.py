@@ -72,6 +72,7 @@ COMMANDS = {
         "counterpoint.cli.receipts.verify",
         "check a run against its receipts: nothing missing, doubled, reordered or altered",
     ),
+    "branch": ("counterpoint.cli.branch.branch", "go on from a kept step of a run as another run, with other keys"),
     "logs": ("counterpoint.cli.logs", "print the end of a run's or role's log; --follow prints new lines"),
     "metrics": ("counterpoint.cli.metrics", "print every metric's names and meaning, or those that have a word"),
     "plan": ("counterpoint.cli.plan", "predict the memory of a job on given GPUs by part, and what would fit"),

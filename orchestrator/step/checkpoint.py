@@ -36,6 +36,7 @@ from counterpoint.transport.files.atomic import (
     write_atomically,
 )
 from counterpoint.transport.files.format_number import OtherFormatError, check_format
+from counterpoint.transport.files.links import link_file
 from counterpoint.transport.records import Rollout
 from counterpoint.transport.unpacked import long_integer, read_long_integer
 
@@ -105,6 +106,19 @@ def write_checkpoint(run_dir: Path, checkpoint: StepCheckpoint, keep: int) -> No
                 (partial / RECEIPT_FILE).write_bytes(checkpoint.receipt)
     for step in published_steps(directory.parent)[:-keep]:
         remove_directory(directory.parent / f"step_{step}")
+
+
+def take_over(source: Path, config: RunConfig) -> None:
+    """Publishes `source`, a checkpoint of another run, as one of the run of `config`, by links: without the other's receipt.
+
+    Raises `CheckpointError` if it cannot be read, and `OSError`.
+    """
+    state = _read_state(source)
+    with publish_directory(config.run_dir / "checkpoints" / source.name) as partial:
+        for path in (source / Path(state["waiting"]).name, *source.glob("metrics.json")):
+            link_file(path, partial / path.name)
+        identity = {**state, "identity": identity_of(config)}
+        (partial / _STATE).write_bytes(msgpack.packb(identity, default=long_integer))
 
 
 def load_newest(config: RunConfig) -> StepCheckpoint | None:

@@ -21,15 +21,11 @@ from counterpoint.run.adapter_description import check_description, require_targ
 from counterpoint.run.trained import LoraConfig, TrainedRun
 from counterpoint.trainer.lora.multi_lora import export_adapter
 from counterpoint.trainer.model.adapters.adapted_layer import MultiLora
+from counterpoint.trainer.taken_over import start_directory
 from counterpoint.transport.files.atomic import STABLE, publish_directory, remove_directory
 from counterpoint.transport.files.untrusted import open_regular
 
 _ORIGIN = "start_from.txt"
-
-
-def start_directory(output_dir: Path, run_id: str) -> Path:
-    """Returns the directory of the adapter that a run has begun with."""
-    return output_dir / "trainer" / run_id / "start"
 
 
 def keep_start(

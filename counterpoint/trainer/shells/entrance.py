@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from counterpoint.run.trained import TrainedRun
 from counterpoint.trainer.broadcast import Broadcaster
 from counterpoint.trainer.faults import is_fatal
-from counterpoint.trainer.lora.adapter_file import keep_start, start_directory
+from counterpoint.trainer.lora.adapter_file import keep_start
 from counterpoint.trainer.probe import ask, check_base
 from counterpoint.trainer.runs import behind, checkpoint, control_files
 from counterpoint.trainer.runs.record import RunStage
@@ -16,6 +16,7 @@ from counterpoint.trainer.runs.run import Run, RunProgress
 from counterpoint.trainer.shells.asked import AskedShell
 from counterpoint.trainer.shells.shared import Shared
 from counterpoint.trainer.shells.steps import StepsShell
+from counterpoint.trainer.taken_over import start_directory
 from counterpoint.trainer.telemetry.mismatch import COMPARED_STEPS
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from counterpoint.trainer.broadcast import Broadcaster
-from counterpoint.trainer.lora.adapter_file import start_directory
+from counterpoint.trainer.taken_over import start_directory
 from counterpoint.transport.files.atomic import published_steps
 from tests.trainer.one_process_trainer import Death, broadcast, life, write_member
 

@@ -1,0 +1,1 @@
+"""Commands that go on from a step of a run."""

@@ -1,0 +1,60 @@
+"""`counterpoint branch RUN --step N --as NEW [KEY=VALUE ...]`: a run that goes on from a step of another one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from counterpoint.cli.arguments.job import add_job, job_of
+from counterpoint.job.branch import begin
+from counterpoint.job.directory import is_running
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.printable import printable
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command. Raises `UserError`."""
+    given = _parser().parse_intermixed_args(arguments)
+    job, changes = job_of(given), dict(map(_pair, given.changes))
+    config = begin.branch(job, given.run, given.step, given.name, changes)
+    origin = begin.origin_of(config.run_dir)
+    assert origin is not None
+    joined = begin.start(job, config) if is_running(job) and not given.prepare else None
+    values = {"run_id": config.run_id, **origin.model_dump(exclude={"format"}), "pid": joined and joined.pid}
+    sentence = f"run {config.run_id} goes on from step {origin.step} of run {origin.run}"
+    if joined is not None:
+        sentence += f" (process {joined.pid}); its log: {joined.log}"
+    else:
+        sentence += f"; to start it: {begin.start_words(job, config)}"
+    print(json.dumps(values) if given.json else printable(sentence))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="counterpoint branch",
+        description="Begins a run with the state of another one after a step: weights, optimizer, schedule, place in the data. "
+        "In a job that runs, it starts beside the others. Exit code 2: a wrong call; 3: the step was not kept.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", metavar="RUN", help="the run that it goes on from; it may have ended")
+    parser.add_argument("changes", nargs="*", metavar="KEY=VALUE", help="keys of its configuration with other values")
+    parser.add_argument("--step", type=_step, metavar="N", help="a kept step of that run (default: its newest one)")
+    parser.add_argument("--as", dest="name", required=True, metavar="NEW", help="the id of the new run")
+    parser.add_argument("--prepare", action="store_true", help="only prepare its directory, and say how to start it")
+    add_job(parser)
+    parser.add_argument("--json", action="store_true", help="print the result as JSON, for programs")
+    return parser
+
+
+def _step(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected the number of a step, 1 or more")
+    return int(text)
+
+
+def _pair(word: str) -> tuple[str, str]:
+    key, separator, value = word.partition("=")
+    if not separator or not key:
+        raise UserError(f"branch: {word}: expected KEY=VALUE, such as training.learning_rate=2e-5")
+    return key.removeprefix("--"), value

@@ -1,0 +1,1 @@
+"""Runs that go on from a step of another run."""

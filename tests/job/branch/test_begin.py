@@ -1,0 +1,197 @@
+"""A branch goes on as the run that it comes from would have: bit for bit, or with the keys that it was given."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from counterpoint.cli.main import main
+from counterpoint.job.admin.ask import NotThere, Refused
+from counterpoint.job.branch.begin import StepNotKept, branch, kept_steps, origin_of
+from counterpoint.orchestrator.step.checkpoint import StepCheckpoint, identity_of, load_newest, write_checkpoint
+from counterpoint.run.changes import Change, write_journal
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.messages import Bye, Hello
+from tests.support.jobs import shipped_line, write_lines
+from tests.trainer.conftest import dense_directory as dense_directory
+from tests.trainer.one_process_trainer import broadcast, life, saved_state, write_member
+from tests.trainer.orchestrator_end import write_run
+
+STEPS = 7
+FROM = 2
+"""The step that the branches go on from; a checkpoint of the trainer is written at every second one."""
+
+SCHEDULER = {"next_group_id": 17, "mix": {"drawn": {"reverse": 17}}}
+
+
+def write_commits(config: RunConfig, *steps: int, keep: int = 9) -> None:
+    """What an orchestrator leaves of its committed steps."""
+    for step in steps:
+        write_checkpoint(config.run_dir, StepCheckpoint(step, identity_of(config), SCHEDULER, {}, []), keep)
+    write_lines(
+        config.run_dir / "metrics.jsonl", [shipped_line(step, 100.0 + step) for step in range(1, max(steps) + 1)]
+    )
+
+
+def write_original(output_dir: Path, model: Path, **training: Any) -> RunConfig:
+    training = {"lr_schedule": "linear", "warmup_steps": 2, **training}
+    config = write_member(output_dir, model, "old", STEPS, **training)
+    write_commits(config, 1, FROM, 3)
+    return config
+
+
+def same_steps(output_dir: Path, exact: bool) -> None:
+    """Asserts that both runs have published the same weights after each step that they do not have in common."""
+    before = broadcast(output_dir, "old", FROM)
+    for step in range(FROM, STEPS + 1):
+        old, new = broadcast(output_dir, "old", step), broadcast(output_dir, "new", step)
+        assert old.keys() == new.keys()
+        for name, tensor in old.items():
+            if exact:
+                assert torch.equal(tensor, new[name]), (step, name)
+            else:
+                far = (tensor - before[name]).norm()
+                assert (tensor - new[name]).norm() <= 1e-5 * far + 1e-12, (step, name)
+
+
+@pytest.mark.slow
+def test_a_branch_without_a_change_takes_the_next_five_steps_bit_for_bit(dense_directory: Path, tmp_path: Path) -> None:
+    write_original(tmp_path, dense_directory)
+    with life(tmp_path, dense_directory, {"old": STEPS}, max_runs=1, keep_checkpoints=9) as one:
+        one.until_step(old=STEPS)
+    config = branch(tmp_path, "old", FROM, "new", {})
+    assert config.resume
+    write_run(config)
+    with life(tmp_path, dense_directory, {"new": STEPS}, max_runs=1, keep_checkpoints=9) as one:
+        one.until_step(new=STEPS)
+    same_steps(tmp_path, exact=True)
+    old, new = saved_state(tmp_path, "old", STEPS), saved_state(tmp_path, "new", STEPS)
+    assert all(torch.equal(old[name], new[name]) for name in old | new), "moments, too"
+
+
+@pytest.mark.slow
+def test_a_branch_beside_the_original_takes_the_same_steps_in_shared_rows(
+    dense_directory: Path, tmp_path: Path
+) -> None:
+    write_original(tmp_path, dense_directory)
+    committed = {"old": FROM}
+    with life(tmp_path, dense_directory, committed, keep_checkpoints=9) as one:
+        one.until_step(old=FROM)
+        write_run(branch(tmp_path, "old", None, "new", {}))
+        committed |= {"old": STEPS, "new": STEPS}
+        one.wire.say("new", Hello("new", FROM))
+        one.until_step(old=STEPS, new=STEPS)
+    same_steps(tmp_path, exact=False)
+
+
+@pytest.mark.slow
+def test_full_weights_branch_too(dense_directory: Path, tmp_path: Path) -> None:
+    write_original(tmp_path, dense_directory, lora=None)
+    with life(tmp_path, dense_directory, {"old": 4}, max_runs=1, keep_checkpoints=9) as one:
+        one.until_step(old=4)
+        one.wire.say("old", Bye("old"))
+    write_run(branch(tmp_path, "old", FROM, "new", {}))
+    with life(tmp_path, dense_directory, {"new": 4}, max_runs=1, keep_checkpoints=9) as one:
+        one.until_step(new=4)
+    old, new = saved_state(tmp_path, "old", 4), saved_state(tmp_path, "new", 4)
+    assert all(torch.equal(old[name], new[name]) for name in old | new)
+
+
+def with_trained(config: RunConfig, *steps: int) -> RunConfig:
+    """What a trainer leaves of checkpoints, as far as a branch reads it."""
+    for step in steps:
+        directory = config.output_dir / "trainer" / config.run_id / "checkpoints" / f"step_{step}"
+        directory.mkdir(parents=True)
+        progress = {"step": step, "total_tokens": 12, "schedule_offset": 0, "batch": "b"}
+        (directory / "state.json").write_text(json.dumps({"format": 1, "run_id": config.run_id, "progress": progress}))
+        (directory / "state.safetensors").write_bytes(b"weights")
+        (directory / "STABLE").touch()
+    return config
+
+
+@pytest.fixture
+def original(tmp_path: Path) -> RunConfig:
+    """A run without weights that is kept at step 2."""
+    return with_trained(write_original(tmp_path, tmp_path / "model"), FROM)
+
+
+def test_a_branch_has_the_state_of_the_step_and_says_where_it_comes_from(original: RunConfig) -> None:
+    job = original.output_dir
+    write_journal(
+        original.run_dir,
+        [
+            Change(request_id="a", step=2, changes={"sampling.temperature": 0.7}, given={"sampling.temperature": 0.9}),
+            Change(request_id="b", step=3, changes={"sampling.temperature": 0.1}, given={"sampling.temperature": 0.9}),
+        ],
+    )
+    assert kept_steps(job, "old") == [FROM]
+    config = branch(job, "old", FROM, "new", {"training.learning_rate": "2e-5", "environments.0.ratio": "3"})
+    assert (config.run_id, config.resume, config.training.learning_rate) == ("new", True, 2e-5)
+    assert config.sampling.temperature == 0.7, "as in force at the step"
+    assert config.environments[0].ratio == 3
+    resumed = load_newest(config)
+    assert resumed is not None
+    assert (resumed.step, resumed.scheduler) == (FROM, SCHEDULER)
+    origin = origin_of(config.run_dir)
+    assert origin is not None
+    assert (origin.run, origin.step, origin.changes["training.learning_rate"]) == ("old", FROM, "2e-5")
+    state = json.loads((job / "trainer/new/checkpoints/step_2/state.json").read_text())
+    assert (state["run_id"], state["progress"]["total_tokens"]) == ("new", 12)
+    lines = (config.run_dir / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2], "the early warnings begin with them"
+
+
+@pytest.mark.parametrize(
+    ("run", "step", "name", "changes", "error", "words"),
+    [
+        ("old", 3, "new", {}, StepNotKept, "step 3 of run old was not kept: it can go on from 2"),
+        ("other", 2, "new", {}, NotThere, "there is no run 'other'"),
+        ("old", 2, "old", {}, Refused, "there is a run old already"),
+        ("old", 2, "no name", {}, UserError, "run_id"),
+        ("old", 2, "new", {"model": "other"}, Refused, "model cannot be another in a branch"),
+        ("old", 2, "new", {"training.lora.rank": "4"}, Refused, "training.lora.rank cannot be another"),
+        ("old", 2, "new", {"seed": "4"}, Refused, "seed cannot be another"),
+        ("old", 2, "new", {"environments.0.kind": "guess-number"}, Refused, "environments cannot be another"),
+        ("old", 2, "new", {"training.learning_rat": "4"}, UserError, "learning_rat"),
+        ("old", 2, "new", {"training.learning_rate": "-4"}, UserError, "training.learning_rate"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_nothing_left(
+    original: RunConfig, run: str, step: int, name: str, changes: dict[str, str], error: type[UserError], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        branch(original.output_dir, run, step, name, changes)
+    assert sorted(path.name for path in original.output_dir.glob("*new*")) == []
+    assert not list(original.output_dir.glob(".branch*"))
+
+
+def test_a_preparation_that_was_killed_is_made_anew(original: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("counterpoint.job.branch.begin.take_over", killed)
+        with pytest.raises(KeyboardInterrupt):
+            branch(original.output_dir, "old", FROM, "new", {})
+    config = branch(original.output_dir, "old", FROM, "new", {})
+    assert origin_of(config.run_dir) is not None
+    with pytest.raises(Refused, match="there is a run new already"):
+        branch(original.output_dir, "old", FROM, "new", {})
+
+
+def test_the_command_says_how_to_start_it_and_what_was_not_kept(
+    original: RunConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = str(original.output_dir)
+    assert main(["branch", "old", "--step", "3", "--as", "new", "--job", job]) == 3
+    assert "step 3 of run old was not kept" in capsys.readouterr().err
+    assert main(["branch", "old", "--as", "new", "training.learning_rate=2e-5", "--job", job]) == 0
+    said = capsys.readouterr().out
+    assert "run new goes on from step 2 of run old" in said
+    assert "run_new/branch.toml" in said
+    assert main(["branch", "old", "--as", "new", "--job", job]) == 2
