@@ -177,7 +177,7 @@ def _trainer(config: JobConfig, file: Path) -> RoleSpec:
         "log_file": config.output_dir.absolute() / "trainer" / "trainer.log",
         "stop_timeout_seconds": TRAINER_STOP_SECONDS,
         "nice": COMPUTE_NICE + (BEHIND_SERVERS_NICE if config.tinker is not None else 0),
-        "environment": _environment(config, "trainer"),
+        "environment": environment_of(config, "trainer"),
         "resources": placed.resources,
         "collocate": placed.collocate,
         "max_restarts": config.max_restarts,
@@ -218,7 +218,7 @@ def _ranks(config: JobConfig, file: Path) -> dict[str, Any]:
         "sub_master": "counterpoint.cluster.elastic.service:ServiceMaster",
         "start": StartGate.WORKER,
         "config": elastic.model_dump(mode="json", exclude_defaults=True),
-        "environment": _environment(config, "trainer") | {"OMP_NUM_THREADS": str(trainer.threads or 1)},
+        "environment": environment_of(config, "trainer") | {"OMP_NUM_THREADS": str(trainer.threads or 1)},
         "ready_timeout_seconds": LONGEST_STARTS * READY_SECONDS + GATHER_SECONDS,
         "silence_timeout_seconds": SILENCE_SECONDS,
     }
@@ -235,7 +235,7 @@ def _servers(config: JobConfig, files: dict[str, Path]) -> list[RoleSpec]:
             ready_timeout_seconds=config.inference.startup_timeout_seconds + 60,
             silence_timeout_seconds=SILENCE_SECONDS,
             nice=COMPUTE_NICE,
-            environment=_environment(config, name),
+            environment=environment_of(config, name),
             resources=placed[name].resources,
             collocate=placed[name].collocate,
             max_restarts=config.max_restarts,
@@ -292,8 +292,8 @@ def _identity(section: Config) -> dict[str, str]:
     return {"configuration": hashlib.sha256(dumps(values, option=orjson.OPT_SORT_KEYS)).hexdigest()}
 
 
-def _environment(config: JobConfig, name: str) -> dict[str, str]:
-    """The variables that a role's environment has in addition to ours; its children inherit them.
+def environment_of(config: JobConfig, name: str) -> dict[str, str]:
+    """Returns the variables that a role's environment has in addition to ours; its children inherit them.
 
     Ray itself sets the GPUs that a role sees, to those that it has reserved for it.
     """

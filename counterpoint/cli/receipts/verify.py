@@ -15,6 +15,10 @@ from counterpoint.verify.run import verify
 def main(arguments: list[str]) -> int:
     """Runs the command. Raises `UserError` if there is no such run."""
     given = _parser().parse_args(arguments)
+    if given.step is not None:
+        from counterpoint.cli.receipts.step import verify_step  # which needs the trainer
+
+        return verify_step(given)
     job = job_of(given)
     run_dir = job if job.name.startswith("run_") and (job / "control").is_dir() else None
     report = verify(run_dir or job / f"run_{find_run(job, given.run)}", given.head)
@@ -29,8 +33,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="counterpoint verify",
         description="Checks a run against its receipts: nothing is missing, doubled, reordered or altered, and each example was "
-        f"trained as often as the order of data says. Exit code {SOUND}: sound; 1: damage; 3: no receipts; 4: the run is being "
-        "written; 5: the chain of receipts is broken.",
+        f"trained as often as the order of data says. With --step it trains that step again, and compares. Exit code {SOUND}: "
+        "sound; 1: damage; 3: no receipts; 4: the run is being written; 5: the chain of receipts is broken; 6: what it takes to "
+        "train the step again was not kept.",
         allow_abbrev=False,
     )
     add_job(parser, positional=True)
@@ -41,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="HASH",
         help="the hash that was noted of the newest receipt; it pins all before it",
     )
+    parser.add_argument("--step", type=int, metavar="N", help="train step N again, and compare")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     return parser
 
