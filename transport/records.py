@@ -134,6 +134,8 @@ class Turn:
     """The player of a rollout with several whose turn it is; empty where there is only one."""
     load: str = ""
     """The load of weights that computed it, `PROCESS:FIRST-LAST` by its server's own count; empty if that does not say."""
+    seed: int = 0
+    """The seed that its call was sent with; 0: none."""
     alternatives: Alternatives | None = None
     """What else might have been sampled, if the call asked for it. For who reads the answer: no file has it."""
     untrained: bytearray | bytes = field(default_factory=bytearray)

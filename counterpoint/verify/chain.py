@@ -49,14 +49,10 @@ def _committed(run: Directory, report: Verdict) -> Iterator[bytes]:
     kept: dict[int, bytes] = {}
     for step in run.steps("checkpoints"):
         name = f"checkpoints/step_{step}/receipt.json"
-        try:
+        with report.reading(name, step, may_miss=True):  # none has it of before there were receipts, nor step 0
             kept[step] = next(run.lines(name), b"")
-        except FileNotFoundError:
-            continue  # of before there were receipts, or of step 0
-        except Unreadable as error:
-            report.damage(name, str(error), step)
     newest = 0
-    try:
+    with report.reading(FILE, code=BROKEN_CHAIN, may_miss=True):
         for raw in run.lines(FILE):
             if not raw.endswith(b"\n"):
                 report.unchecked["a line that a kill cut short"] += 1
@@ -70,8 +66,4 @@ def _committed(run: Directory, report: Verdict) -> Iterator[bytes]:
                 what = f"the receipt of step {newest} is not that of checkpoints/step_{newest}/receipt.json"
                 report.damage(FILE, what, newest, code=BROKEN_CHAIN)
             yield raw[:-1]
-    except FileNotFoundError:
-        pass
-    except Unreadable as error:
-        report.damage(FILE, str(error), code=BROKEN_CHAIN)
     yield from (kept[step] for step in sorted(kept) if step > newest)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from hashlib import sha256
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from msgspec import Struct, json
+from msgspec import Raw, Struct, json
 
 from counterpoint.verify.files import Unreadable
 
@@ -25,6 +25,7 @@ class AdvantageRule(Struct):
 
     length_penalty: float
     overlong: Overlong | None = None
+    discount: float = 1.0
 
 
 class Filter(Struct):
@@ -87,13 +88,22 @@ class RecordedTurn(Struct):
     completion_tokens: int
     untrained_tokens: int
     policy_version: int
+    prompt_tokens: int = 0
+    prompt_hash: str | None = None
+    completion_hash: str | None = None
     player: str = ""
     load: str = ""
+    reward: float | None = None
     advantage: float | None = None
+
+    @property
+    def trained_tokens(self) -> int:
+        """The tokens of its completion that its environment did not leave out."""
+        return self.completion_tokens - self.untrained_tokens
 
 
 class Played(Struct):
-    """A rollout's record."""
+    """A rollout's record. `tokens` are those of its turns, from `tokens.bin` and not from the line, if they are there whole."""
 
     rollout_id: str
     group_id: int
@@ -108,18 +118,13 @@ class Played(Struct):
     error: str | None = None
     filtered_by: str | None = None
     dropped: str | None = None
+    state: Raw = Raw(b"{}")
+    tokens: Any = None
 
     @property
     def is_trained(self) -> bool:
         """Whether nothing keeps it from being trained."""
         return self.error is None and self.filtered_by is None and self.dropped is None
-
-
-class Recorded(Struct):
-    """A rollout's record, and its frame of `tokens.bin`, if there is one."""
-
-    line: Played
-    frame: bytes | None
 
 
 class ProbeFile(Struct):

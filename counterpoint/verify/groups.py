@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import Counter
 
 from counterpoint.verify.chain import FILE
-from counterpoint.verify.formats import Examples, Played, Receipt
+from counterpoint.verify.formats import Examples, Receipt
 from counterpoint.verify.order import example_at
+from counterpoint.verify.records import Step
 from counterpoint.verify.report import Verdict
 
 
@@ -72,17 +73,14 @@ class Groups:
             report.checked["examples in the order of data"] += 1
 
 
-def check_shipped(receipt: Receipt, shipped: dict[int, tuple[str, int]], lines: list[Played], report: Verdict) -> None:
+def check_shipped(step: Step, shipped: dict[int, tuple[str, int]]) -> None:
     """Compares a step's records with the groups that its receipt says to have shipped."""
-    file = f"rollouts/step_{receipt.step}/rollouts.jsonl"
     found: list[int] = []
-    for line in lines:
-        group = line.group_id
-        if not found or found[-1] != group:
-            found.append(group)
-        said = line.environment, line.example_index
-        if group in shipped and said != shipped[group]:
+    for each in step.recorded:
+        group, said = each.group_id, (each.environment, each.example_index)
+        found += [group] if found[-1:] != [group] else []
+        if said != shipped.get(group, said):
             what = f"it is of example {said[1]} of {said[0]!r}; its group began with {shipped[group]}"
-            report.damage(file, what, receipt.step, line.rollout_id)
-    if found != receipt.shipped:
-        report.damage(file, "its groups are not those that shipped, or not in their order", receipt.step)
+            step.damage(what, each.rollout_id)
+    if found != step.receipt.shipped:
+        step.damage("its groups are not those that shipped, or not in their order")

@@ -1,24 +1,46 @@
-"""Reads a step's records, `rollouts.jsonl` and `tokens.bin`, and compares them with the hashes of its receipt."""
+"""A step's records, `rollouts.jsonl` and `tokens.bin`: reads them, and compares them with the hashes of its receipt."""
 
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
 from functools import partial
 from hashlib import sha256
 
+from counterpoint.verify.arrays import completions
 from counterpoint.verify.files import Directory, Unreadable
-from counterpoint.verify.formats import Played, Receipt, Recorded, read
+from counterpoint.verify.formats import Played, Receipt, Rules, read
 from counterpoint.verify.report import Verdict
 
 MOST_BYTES = 2**32
 """Most bytes of a step's file that are read."""
 
+DIGITS = 16
+"""Hexadecimal digits of a hash that names a part."""
+
 _LENGTH = struct.Struct("<Q")
-_DIGITS = 16
 
 
-def read_records(run: Directory, receipt: Receipt, report: Verdict) -> list[Recorded] | None:
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step with its receipt: what the checks of it read, and where they report."""
+
+    receipt: Receipt
+    recorded: list[Played]
+    """The rollouts of the groups that shipped, in order."""
+    rules: list[Rules]
+    """Those that a rollout may have been finalized by, newest first."""
+    report: Verdict
+
+    def damage(self, what: str, rollout: str | None = None, file: str = "rollouts.jsonl") -> None:
+        """Adds a finding about a file of the step."""
+        self.report.damage(f"rollouts/step_{self.receipt.step}/{file}", what, self.receipt.step, rollout)
+
+
+def read_records(run: Directory, receipt: Receipt, report: Verdict) -> list[Played] | None:
     """Returns a step's recorded rollouts, in order, or None if they are damaged or were not kept. Reports damage."""
     directory, before = f"rollouts/step_{receipt.step}", report.total
     if not run.has(directory):
@@ -26,20 +48,16 @@ def read_records(run: Directory, receipt: Receipt, report: Verdict) -> list[Reco
         return None
     name = f"{directory}/rollouts.jsonl"
     lines, found = _parts(name, run.lines, receipt.step, report), []
-    names: list[str | None] = []
     for number, part in enumerate(lines, 1):
-        try:
+        with report.reading(f"{name}, part {number}", receipt.step):
             found.append(read(part, Played))
-            names.append(found[-1].rollout_id)
-        except Unreadable as error:
-            report.damage(name, f"part {number}: {error}", receipt.step)
-            names.append(None)
-    _compare(report, name, receipt.step, lines, [each[:_DIGITS] for each in receipt.rollouts], names)
+    names = [each.rollout_id for each in found] if len(found) == len(lines) else []
+    _compare(report, name, receipt.step, lines, [each[:DIGITS] for each in receipt.rollouts], names)
     frames: list[bytes] = []
-    if any(len(each) > _DIGITS for each in receipt.rollouts):
+    if any(len(each) > DIGITS for each in receipt.rollouts):
         name = f"{directory}/tokens.bin"
         frames = _parts(name, partial(_frames, run), receipt.step, report)
-        _compare(report, name, receipt.step, frames, [each[_DIGITS:] for each in receipt.rollouts], names)
+        _compare(report, name, receipt.step, frames, [each[DIGITS:] for each in receipt.rollouts], names)
     hashes = [
         sha256(part).digest() for pair in zip(lines, frames or lines, strict=False) for part in pair[: 1 + bool(frames)]
     ]
@@ -49,53 +67,43 @@ def read_records(run: Directory, receipt: Receipt, report: Verdict) -> list[Reco
     report.checked["rollouts"] += len(lines)
     if report.total != before:
         return None
-    return [Recorded(line, frames[index] if frames else None) for index, line in enumerate(found)]
+    for index, each in enumerate(found):
+        each.tokens = None
+        with report.reading(name, receipt.step):
+            each.tokens = completions(frames[index]) if frames else None
+    return found
 
 
 def _parts(name: str, parts: Callable[[str], Iterator[bytes]], step: int, report: Verdict) -> list[bytes]:
     """Returns the parts of a file that can be read, and reports others."""
     found: list[bytes] = []
     left = MOST_BYTES
-    try:
+    with report.reading(name, step):
         for part in parts(name):
             if (left := left - len(part)) < 0:
                 raise Unreadable(f"it has more than {MOST_BYTES} bytes")
             found.append(part)
-    except FileNotFoundError:
-        report.damage(name, "it is missing", step)
-    except Unreadable as error:
-        report.damage(name, str(error), step)
     return found
 
 
 def _compare(
-    report: Verdict,
-    file: str,
-    step: int,
-    parts: Sequence[bytes],
-    expected: Sequence[str],
-    names: Sequence[str | None],
+    report: Verdict, file: str, step: int, parts: Sequence[bytes], expected: Sequence[str], names: Sequence[str]
 ) -> None:
     """Reports which parts of a file were altered, moved, doubled, added or removed."""
-    places = {each: index for index, each in enumerate(expected)}
-    found = [sha256(part).hexdigest()[:_DIGITS] for part in parts]
-    missing, seen, latest = set(expected) - set(found), set(), -1
-    for index, each in enumerate(found):
-        what = ""
-        if each in seen:
-            what = "is there twice"
-        elif each not in places:
-            is_altered = index < len(expected) and expected[index] in missing
-            what = "was altered" if is_altered else "is in no receipt"
-            missing -= set(expected[index : index + 1])
-        elif places[each] < latest:
-            what = "is not in its place"
-        seen.add(each)
-        latest = max(latest, places.get(each, -1))
-        if what:
+    found = [sha256(part).hexdigest()[:DIGITS] for part in parts]
+    counts, known, missing = Counter(found), {*expected}, {*expected} - {*found}
+    for kind, start, stop, first, last in SequenceMatcher(None, expected, found, False).get_opcodes():
+        for index in range(first, last if kind != "equal" else first):
+            if (each := found[index]) in known:
+                what = "is there twice" if counts[each] > 1 else "is not in its place"
+            else:
+                is_altered = stop - start == last - first
+                what = "was altered" if is_altered else "is in no receipt"
+                missing -= {*expected[start:stop]} if is_altered else set()
             report.damage(file, f"part {index + 1} {what}", step, names[index] if index < len(names) else None)
-    for each in sorted(missing, key=places.__getitem__):
-        report.damage(file, f"part {places[each] + 1} of the receipt is missing", step)
+    for index, each in enumerate(expected):
+        if each in missing:
+            report.damage(file, f"part {index + 1} of the receipt is missing", step)
 
 
 def _frames(run: Directory, name: str) -> Iterator[bytes]:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from counterpoint.verify.files import Unreadable
 
 SOUND, DAMAGED, NO_RECEIPTS, BEING_WRITTEN, BROKEN_CHAIN = 0, 1, 3, 4, 5
 """The exit codes of `counterpoint verify`, besides 2 for a wrong call."""
@@ -66,6 +70,24 @@ class Verdict:
             return
         named = None if rollout is None else printable(str(rollout))
         self.findings.append(Damage(file, step, named, printable(what)))
+
+    @contextmanager
+    def reading(
+        self, file: str, step: int | None = None, code: int = DAMAGED, *, may_miss: bool = False
+    ) -> Iterator[None]:
+        """Makes a finding of a file that cannot be read within, or is missing; with `may_miss` a missing one is none."""
+        try:
+            yield
+        except FileNotFoundError:
+            if not may_miss:
+                self.damage(file, "it is missing", step, code=code)
+        except Unreadable as error:
+            self.damage(file, str(error), step, code=code)
+
+    def count(self, is_checked: bool, what: str, why: str) -> None:
+        """Counts one of `what` as checked, or as unchecked for the reason `why`."""
+        counts, key = (self.checked, what) if is_checked else (self.unchecked, why)
+        counts[key] += 1
 
     def values(self) -> dict[str, Any]:
         """Returns the report as plain values, for JSON."""

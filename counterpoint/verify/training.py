@@ -3,111 +3,104 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import sha256
 
 import numpy as np
+import numpy.typing as npt
 
 from counterpoint.verify.advantages import OVER_STEP, base_advantages
-from counterpoint.verify.arrays import Arrays, TrainedBatch, completions, read_batch
-from counterpoint.verify.files import Directory, Unreadable
-from counterpoint.verify.formats import Filter, Played, ProbeFile, Receipt, Recorded, Rules, TrainerState, read
+from counterpoint.verify.arrays import Arrays, TrainedBatch, read_batch
+from counterpoint.verify.files import Directory
+from counterpoint.verify.formats import Filter, Played, ProbeFile, TrainerState, read
+from counterpoint.verify.records import DIGITS, Step
 from counterpoint.verify.report import Verdict
 
 
-def check_ages(
-    step: int,
-    recorded: Sequence[Played],
-    rules: Sequence[Rules],
-    weights: dict[str, list[str]],
-    report: Verdict,
-) -> None:
-    """Checks that each turn's weights are a version that staleness allowed, and counts those with a known digest."""
-    limit = max(rule.max_off_policy_steps for rule in rules)
-    for each in recorded:
-        for number, turn in enumerate(each.turns if each.error is None else ()):
-            version = turn.policy_version
-            if not 0 <= version < step or step - version > limit:
-                what = (
-                    f"turn {number} is of version {version}; step {step} may train {max(0, step - limit)} to {step - 1}"
-                )
-                report.damage(f"rollouts/step_{step}/rollouts.jsonl", what, step, each.rollout_id)
-            elif str(version) in weights:
-                report.checked["turns of weights with a digest"] += 1
-            else:
-                report.unchecked["turns of weights whose digest no receipt has"] += 1
+def check_turns(step: Step, weights: dict[str, list[str]], loads: dict[str, int]) -> None:
+    """Checks each turn: staleness allowed its version, its server's load has no other version, its tokens have its hash.
 
-
-def check_loads(step: int, recorded: Sequence[Played], loads: dict[str, int], report: Verdict) -> None:
-    """Checks that each load of weights at a server, by the server's own count, has one version. `loads` has those known."""
-    for each in recorded:
+    `loads` has the version of each load that is known.
+    """
+    now = step.receipt.step
+    oldest = max(0, now - max(rule.max_off_policy_steps for rule in step.rules))
+    for each in step.recorded:
         for number, turn in enumerate(each.turns):
-            process, _, count = turn.load.partition(":")
-            if not process:
-                report.unchecked["turns whose server does not say by which load of weights"] += 1
-            elif loads.setdefault(f"{process}:{count.partition('-')[0]}", turn.policy_version) != turn.policy_version:
-                what = f"turn {number} is of version {turn.policy_version}, and its server's load {turn.load:.60} of another"
-                report.damage(f"rollouts/step_{step}/rollouts.jsonl", what, step, each.rollout_id)
+            version, (process, _, count) = turn.policy_version, turn.load.partition(":")
+            is_whole = each.tokens is not None and turn.completion_hash is not None
+            for counted in (
+                (bool(process), "loads of turns", "turns whose server does not say by which load of weights"),
+                (str(version) in weights, "turns of known weights", "turns of weights whose digest no receipt has"),
+                (is_whole, "hashes of turns", "turns without a hash, or whose tokens are not recorded whole"),
+            ):
+                step.report.count(*counted)
+            if each.error is None and not oldest <= version < now:
+                what = f"is of version {version}; step {now} may train {oldest} to {now - 1}"
+            elif process and loads.setdefault(f"{process}:{count.partition('-')[0]}", version) != version:
+                what = f"is of version {version}, and its server's load {turn.load:.60} of another"
+            elif is_whole and not _is_hash(turn.completion_hash, each.tokens[number]["token_ids"]):
+                what = "has other tokens than its hash says"
+            else:
+                continue
+            step.damage(f"turn {number} {what}", each.rollout_id)
 
 
-def trained_batches(trainer: Directory, report: Verdict) -> dict[int, str]:
-    """Returns by step the digest of the batch that the trainer's checkpoints of the run say to have trained."""
-    found: dict[int, str] = {}
+def _is_hash(said: str | None, ids: npt.NDArray[np.int32]) -> bool:
+    """Whether a turn's hash is that of these ids. One without a hash has that of any."""
+    return said is None or sha256(ids.tobytes()).hexdigest()[:DIGITS] == said
+
+
+def check_trained(trainer: Directory, batches: dict[int, str], report: Verdict) -> None:
+    """Compares the batches that the trainer's checkpoints of the run say to have trained with those of receipts."""
     for step in trainer.steps("checkpoints"):
         name = f"checkpoints/step_{step}/state.json"
-        try:
-            progress = read(b"".join(trainer.lines(name)), TrainerState).progress
-        except (Unreadable, FileNotFoundError) as error:
-            report.damage(f"trainer/{report.run}/{name}", str(error), step)
-        else:
-            found |= {progress.step: progress.batch} if progress.batch else {}
-    return found
+        file = f"trainer/{report.run}/{name}"
+        with report.reading(file, step):
+            trained = read(b"".join(trainer.lines(name)), TrainerState).progress
+            if not trained.batch or (expected := batches.get(trained.step)) is None:
+                continue
+            report.checked["batches that the trainer's checkpoints name"] += 1
+            if trained.batch != expected:
+                what = f"it has trained another batch, {trained.batch}, than that of the receipt, {expected}"
+                report.damage(file, what, step)
 
 
 def check_weights(run: Directory, weights: dict[str, list[str]], report: Verdict) -> None:
     """Compares the broadcasts that are still there with the digests in receipts, and counts versions that had several."""
     for version in run.steps("broadcast"):
         name, known = f"broadcast/step_{version}/probe.json", weights.get(str(version))
-        try:
+        with report.reading(name, version, may_miss=True):
             if known and read(next(run.lines(name), b""), ProbeFile).digest != known[-1]:
                 report.damage(name, "its digests are not those that a receipt has of this version", version)
-        except FileNotFoundError:
-            continue
-        except Unreadable as error:
-            report.damage(name, str(error), version)
     if twice := sum(len({*digests}) > 1 for digests in weights.values()):
         report.unchecked["versions of weights that were published again with another digest"] += twice
 
 
-def check_filters(step: int, recorded: Sequence[Recorded], rules: Sequence[Rules], report: Verdict) -> None:
+def check_filters(step: Step) -> None:
     """Compares which rollouts were filtered with the filters that were in force."""
-    scored = [each for each in recorded if each.line.advantage_kind]
-    over_step = [each.line for each in scored if each.line.advantage_kind in OVER_STEP]
-    bases = [base_advantages(over_step, rule.advantage) for rule in rules]
+    scored = [each for each in step.recorded if each.advantage_kind]
+    over_step = [each for each in scored if each.advantage_kind in OVER_STEP]
+    bases = [base_advantages(over_step, rule.advantage) for rule in step.rules]
     for each in scored:
-        turns, said, name = each.frame and completions(each.frame), each.line.filtered_by, each.line.rollout_id
-        expected = [
-            _filter_of(each.line, turns or None, base.get(name, {"": each.line.advantage}), rule.filters)
-            for base, rule in zip(bases, rules, strict=True)
-        ]
-        if said in expected:
-            report.checked["filters"] += 1
-        elif "?" in expected:
-            report.unchecked["filters of rollouts whose tokens are not recorded whole"] += 1
+        said = each.filtered_by
+        of_group = [[float(value[0]) for value in base.get(each.rollout_id, {}).values()] for base in bases]
+        expected = [_filter_of(each, base, rule.filters) for base, rule in zip(of_group, step.rules, strict=True)]
+        if said in expected or "?" in expected:
+            step.report.count(said in expected, "filters", "filters of rollouts whose tokens are not recorded whole")
         else:
-            what = f"it is filtered by {said}; the rules give {expected[0]}"
-            report.damage(f"rollouts/step_{step}/rollouts.jsonl", what, step, name)
+            step.damage(f"it is filtered by {said}; the rules give {expected[0]}", each.rollout_id)
 
 
-def _filter_of(
-    line: Played, turns: list[Arrays] | None, base: dict[str, float], filters: Sequence[Filter]
-) -> str | None:
+def _filter_of(each: Played, base: Sequence[float], filters: Sequence[Filter]) -> str | None:
     """Returns the first enforcing filter that catches a rollout, None if none does, and `?` if it cannot be told."""
-    if not any(turn.completion_tokens > turn.untrained_tokens for turn in line.turns):
+    if not any(turn.trained_tokens > 0 for turn in each.turns):
         return "untrained"
+    turns: list[Arrays] | None = each.tokens
     for config in filters:
         if config.mode != "enforce":
             continue
         if config.kind == "zero_advantage":
-            caught = all(abs(value) <= 1e-9 for value in base.values())
+            of_turns = [turn.advantage for turn in each.turns if turn.advantage is not None and turn.trained_tokens > 0]
+            caught = all(abs(value) <= 1e-9 for value in of_turns or base or [each.advantage])
         elif turns is None or (config.kind == "gibberish" and config.log_probability_below is None):
             return "?"
         elif config.kind == "gibberish":
@@ -136,50 +129,51 @@ def _repeats(config: Filter, ids: list[int]) -> bool:
     return bool((so_far[window:] - so_far[:-window]).max() > config.share_above * window)
 
 
-def check_batch(run: Directory, receipt: Receipt, recorded: Sequence[Recorded], report: Verdict) -> None:
+def check_batch(run: Directory, step: Step) -> None:
     """Compares `batch.bin`, if it is still there, with the receipt and the records."""
-    step, name = receipt.step, f"rollouts/step_{receipt.step}/batch.bin"
-    if not run.has(name):
-        report.unchecked["batches that were trained long ago and removed"] += 1
-        return
-    try:
+    receipt, name = step.receipt, f"rollouts/step_{step.receipt.step}/batch.bin"
+    step.report.count(run.has(name), "batches", "batches that were trained long ago and removed")
+    batch = None
+    with step.report.reading(name, receipt.step, may_miss=True):
         batch = read_batch(run, name)
-    except (Unreadable, FileNotFoundError) as error:
-        report.damage(name, str(error), step)
+    if batch is None:
         return
-    if (batch.digest, batch.step) != (receipt.batch, step):
-        report.damage(name, f"its digest is {batch.digest} of step {batch.step}; the receipt has {receipt.batch}", step)
-    lines = {each.line.rollout_id: each for each in recorded if each.line.is_trained}
+    if (batch.digest, batch.step) != (receipt.batch, receipt.step):
+        what = f"its digest is {batch.digest} of step {batch.step}; the receipt has {receipt.batch}"
+        step.damage(what, file="batch.bin")
+    lines = {each.rollout_id: each for each in step.recorded if each.is_trained}
     samples: dict[str, list[int]] = {}
     for index, sample in enumerate(batch.samples):
         samples.setdefault(sample[0], []).append(index)
     for rollout in samples.keys() ^ lines.keys():
-        report.damage(name, "it is trained by batch or record, and not by the other", step, rollout)
+        step.damage("it is trained by batch or record, and not by the other", rollout, "batch.bin")
     for rollout, indices in samples.items():
         if (each := lines.get(rollout)) is not None and (fault := _difference(batch, indices, each)):
-            report.damage(name, fault, step, rollout)
-    report.checked["batches"] += 1
+            step.damage(fault, rollout, "batch.bin")
 
 
-def _difference(batch: TrainedBatch, indices: Sequence[int], each: Recorded) -> str | None:
+def _difference(batch: TrainedBatch, indices: Sequence[int], each: Played) -> str | None:
     """Returns how the samples of a rollout differ from its record, for a person."""
-    line = each.line
     parts = [batch.sample(index) for index in indices]
     masks = [part["loss_mask"] != 0 for part in parts]
-    said = [
-        line.advantage,
-        *line.player_advantages.values(),
-        *(turn.advantage for turn in line.turns if turn.advantage is not None),
-    ]
-    values = np.array(said, np.float32)
+    of_turns = [turn.advantage for turn in each.turns if turn.advantage is not None]
+    values = np.array([each.advantage, *each.player_advantages.values(), *of_turns], np.float32)
     if not all(np.isin(part["advantages"][mask], values).all() for part, mask in zip(parts, masks, strict=True)):
         return "its advantages are not those of its record"
-    versions = {turn.policy_version for turn in line.turns}
-    if not {batch.samples[index][2] for index in indices} <= versions:
+    if not {batch.samples[index][2] for index in indices} <= {turn.policy_version for turn in each.turns}:
         return "its version is that of none of its turns"
-    if sum(map(np.count_nonzero, masks)) != sum(turn.completion_tokens - turn.untrained_tokens for turn in line.turns):
+    trained = [turn for turn in each.turns if turn.trained_tokens > 0]
+    if sum(map(np.count_nonzero, masks)) != sum(turn.trained_tokens for turn in trained):
         return "it trains another number of tokens than its turns have"
-    turns = completions(each.frame) if each.frame is not None and len(parts) == 1 else None
+    for number, turn in enumerate(trained, 1):
+        asked, end = turn.prompt_tokens, turn.prompt_tokens + turn.completion_tokens
+        if not any(
+            _is_hash(turn.completion_hash, part["token_ids"][asked:end])
+            and _is_hash(turn.prompt_hash, part["token_ids"][:asked])
+            for part in parts
+        ):
+            return f"no sample of it has the tokens of its trained turn {number}, by their hashes"
+    turns: list[Arrays] | None = each.tokens if len(parts) == 1 else None
     for column in ("token_ids", "log_probabilities") if turns else ():
         recorded = np.concatenate([turn[column][turn["untrained"] == 0] for turn in turns or ()])
         if not np.array_equal(parts[0][column][masks[0]], recorded):

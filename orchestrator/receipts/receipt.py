@@ -8,16 +8,18 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import orjson
 
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.registry import BUILT_IN
 from counterpoint.run.config import RunConfig
+from counterpoint.transport.records import Turn
 
 FORMAT = 1
 
@@ -94,3 +96,30 @@ def records_of(hashes: Sequence[RecordHashes]) -> dict[str, Any]:
     whole = hashlib.sha256(b"".join(line + tokens for line, tokens in hashes)).hexdigest()
     shown = ["".join(each.hex()[:SHOWN_DIGITS] for each in (line, tokens)) for line, tokens in hashes]
     return {"records": whole, "rollouts": shown}
+
+
+def turn_hashes(turns: Sequence[Turn]) -> Iterator[dict[str, str | None]]:
+    """Yields the hashes of each turn's prompt and completion: the first digits of SHA-256 of the ids, as little-endian int32.
+
+    None of a failed rollout's ids that are none. What a prompt has of its player's turn before is not hashed again: a long
+    conversation costs no more than its tokens.
+    """
+    latest: dict[str, tuple[Turn, Any]] = {}
+    for turn in turns:
+        if any(ids.ndim != 1 or ids.dtype != np.int32 for ids in (turn.prompt_ids, turn.completion_ids)):
+            yield {"prompt_hash": None, "completion_hash": None}
+            continue
+        prompt, completion = np.ascontiguousarray(turn.prompt_ids), np.ascontiguousarray(turn.completion_ids)
+        hashed, known = hashlib.sha256(), 0
+        if (former := latest.get(turn.player)) is not None:
+            before, ended = former[0], len(former[0].prompt_ids) + len(former[0].completion_ids)
+            written = prompt[len(before.prompt_ids) : ended]
+            is_extended = np.array_equal(prompt[: len(before.prompt_ids)], before.prompt_ids)
+            if is_extended and np.array_equal(written, before.completion_ids):
+                hashed, known = former[1].copy(), ended
+        hashed.update(prompt[known:].data)
+        of_prompt = hashed.hexdigest()[:SHOWN_DIGITS]
+        hashed.update(completion.data)
+        latest[turn.player] = turn, hashed
+        of_completion = hashlib.sha256(completion.data).hexdigest()[:SHOWN_DIGITS]
+        yield {"prompt_hash": of_prompt, "completion_hash": of_completion}

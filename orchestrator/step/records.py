@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from counterpoint.orchestrator.receipts.receipt import RecordHashes
+from counterpoint.orchestrator.receipts.receipt import RecordHashes, turn_hashes
 from counterpoint.orchestrator.rollouts.rollout_file import in_portions, saved_state
 from counterpoint.orchestrator.rollouts.token_file import write_tokens
 from counterpoint.orchestrator.rollouts.transcripts import Transcriber, TurnText
@@ -79,6 +79,8 @@ def rollout_record(
                 "finish_reason": turn.finish_reason,
                 "server": turn.server,
                 "load": turn.load,
+                "seed": turn.seed,
+                **hashes,
                 "temperature": turn.temperature,
                 "player": turn.player,
                 **{name: float(column.mean()) if column.size else None for name, column in turn.columns.items()},
@@ -86,8 +88,12 @@ def rollout_record(
                 "prompt": text and text.prompt,
                 "completion": text and text.completion,
             }
-            for turn, text, own in zip(
-                rollout.turns, texts or repeat(None, len(rollout.turns)), _of_turns(rollout), strict=True
+            for turn, text, own, hashes in zip(
+                rollout.turns,
+                texts or repeat(None, len(rollout.turns)),
+                _of_turns(rollout),
+                turn_hashes(rollout.turns),
+                strict=True,
             )
         ],
         "opponent_turns": rollout.opponent_turns,

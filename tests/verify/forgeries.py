@@ -183,6 +183,28 @@ def recorded_example(run_dir: Path, step: int, draw: random.Random) -> None:
     rehashed(run_dir, step)
 
 
+def recorded_token(run_dir: Path, step: int, draw: random.Random) -> None:
+    """Without the batch, only the turn's hash has this token."""
+    path = run_dir / f"rollouts/step_{step}/tokens.bin"
+    data = bytearray(path.read_bytes())
+    header = int.from_bytes(data[12:16], "little")
+    data[8 + -(-(8 + header) // 8) * 8 + 24] ^= 64  # the first id, after `kept` of two turns
+    path.write_bytes(data)
+    path.with_name("batch.bin").unlink()
+    rehashed(run_dir, step)
+
+
+def recorded_hash(run_dir: Path, step: int, draw: random.Random) -> None:
+    """Of a prompt, which the batch has, too."""
+    lines = lines_of(records(run_dir, step))
+    trained = [number for number, line in enumerate(lines) if orjson.loads(line)["filtered_by"] is None]
+    line = orjson.loads(lines[number := draw.choice(trained)])
+    line["turns"][0]["prompt_hash"] = draw.randbytes(8).hex()
+    lines[number] = orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+    records(run_dir, step).write_bytes(b"".join(lines))
+    rehashed(run_dir, step)
+
+
 def recorded_filter(run_dir: Path, step: int, draw: random.Random) -> None:
     altered_line(run_dir, step, draw, filtered_by=draw.choice(["repetition", "gibberish"]))
     rehashed(run_dir, step)
@@ -192,7 +214,8 @@ FORGERIES: dict[str, Forgery] = {
     each.__name__: each
     for each in (
         reward, token, batch, swapped_files, missing_file, lines_of_records, lines_of_receipts, receipt, skipped_data,
-        trained_twice, recorded_reward, recorded_advantage, recorded_version, recorded_example, recorded_filter,
+        trained_twice, recorded_reward, recorded_advantage, recorded_version, recorded_example, recorded_filter, recorded_token,
+        recorded_hash,
     )
 }  # fmt: skip
 """Those that are found without a head."""

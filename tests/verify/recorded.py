@@ -145,9 +145,16 @@ class RecordedRun:
         turns = [make_turn(prompt, first, version), make_turn([*prompt, *first, 7], second, version)]
         reward = draw.choice([0.0, 0.0, 0.25, 1.0, 1.0, 1.5])
         rollout = Rollout(f"{group_id}-{index}", group_id, environment, example, turns=turns, reward=reward)
+        if self._advantage.name in ("turn_returns", "anchor_states"):
+            rollout.turn_rewards = np.array([draw.choice([0.0, 0.3, 0.7]), reward], np.float32)
+            rollout.reward = reward = float(rollout.turn_rewards.sum())
+            # A state may be noted; else it is the turn's prompt.
+            rollout.state = {"turn_states": [{"room": draw.randrange(2)}, [0.5]]} if environment != "b" else {}
         if self._players:
             turns[:] = [replace(turn, player=player) for turn, player in zip(turns, ("one", "two"), strict=True)]
             rollout.player_rewards = {"one": reward, "two": draw.random()}
+            if rollout.turn_rewards is not None:
+                rollout.player_rewards = dict(zip(("one", "two"), rollout.turn_rewards.tolist(), strict=True))
         if self._faulty:
             match draw.randrange(12):
                 case 0:

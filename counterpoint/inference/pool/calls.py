@@ -129,6 +129,7 @@ def as_turn(request: GenerateRequest, completion: Completion, version: int, url:
         # Within its limits, whatever the server answers: a number for people fails no request.
         cached_tokens=cached if cached is None else max(0, min(cached, len(request.prompt_ids))),
         load="" if origin is None else f"{origin.instance}:{origin.first}-{origin.last}",
+        seed=request.sampling.seed,
         alternatives=completion.alternatives,
     )
 

@@ -203,7 +203,7 @@ def test_a_copy_of_a_turn_has_all_its_fields() -> None:
     untrained = bytearray(b"\0\1\0")
     turn = Turn(
         turn.prompt_ids, turn.completion_ids, turn.log_probabilities, 3, "length", routing(4), 1, "server", 0.5, 2, "me", "a:1-1",
-        Alternatives(np.zeros((3, 2), np.int32), np.zeros((3, 2), np.float32)), untrained, columns,
+        17, Alternatives(np.zeros((3, 2), np.int32), np.zeros((3, 2), np.float32)), untrained, columns,
     )  # fmt: skip
     assert all(getattr(turn, each.name) is not each.default for each in fields(turn)), (
         "else a lost one would go unnoticed"
