@@ -1,10 +1,11 @@
-"""Measures training many runs at once: four beside each other against one with the same load, and the memory of each further run.
+"""Measures training many runs at once against one with the same load: four, then hundreds of tiny ones, and a run's memory.
 
     python -m perf.bench.multi_run [--quick | --full]
 
 The trainer's own manager, learner and fair share, with a dense model of 80 MB, adapters on all its linear layers and batches of
 random tokens. Rounds alternate between one run that trains everything and four that train a quarter each, so that other
-processes slow both. Tokens a second are of whole steps, the optimizer's included; nothing is written meanwhile.
+processes slow both. Tokens a second are of whole steps, the optimizer's included; nothing is written meanwhile. Of the tiny
+runs, of `MANY_TOKENS` each on a smaller model, the publications of a step follow it, and are compared with it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tomli_w
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
+from counterpoint.trainer.broadcast import Broadcaster
 from counterpoint.trainer.learner import Learner
 from counterpoint.trainer.ranks import Ranks
 from counterpoint.trainer.runs.control_files import run_directory
@@ -39,16 +41,19 @@ MAX_TOKENS = 2048
 SAMPLES, SAMPLE_TOKENS = 64, 128
 """The samples of a round, all its runs together, and the tokens of each. Half of the tokens are trained."""
 RANK = 16
+MANY_BOUNDS = {16: 1.3, 64: 1.3, 256: 1.3, 1024: 2.0}
+"""The time of a step of so many tiny runs, at most, over that of one run with the same tokens."""
+MANY_TOKENS, MANY_RANK = 128, 4
 
 _CPU = torch.device("cpu")
 
 
 def measure(size: Size) -> list[Case]:
-    """Measures the cases of speed and of memory."""
+    """Measures the cases of speed, of memory and of many tiny runs."""
     rounds = size.pick(2, 3, ROUNDS)
     samples = SAMPLES // size.pick(16, 2, 1)
     with tempfile.TemporaryDirectory(prefix="counterpoint-bench-") as directory:
-        trainer = _Trainer(Path(directory))
+        trainer = _Trainer(Path(directory), _settings("80mb", SAMPLES, SAMPLE_TOKENS, RANK), RUNS)
         trainer.admit(1)
         for _ in range(2):  # the first rounds fill caches and pools
             trainer.round(1, samples)
@@ -59,7 +64,37 @@ def measure(size: Size) -> list[Case]:
         for _ in range(rounds):
             for count, measured in rates.items():
                 measured.append(trainer.round(count, samples))
-        return [_speed(rates[1], rates[RUNS]), _memory(trainer, before, _Memory.now())]
+        cases = [_speed(rates[1], rates[RUNS]), _memory(trainer, before, _Memory.now())]
+    return cases + [_many(count, rounds) for count in size.pick((16,), (64,), (256, 1024))]
+
+
+def _many(count: int, rounds: int) -> Case:
+    """Returns the case of `count` tiny runs, each with one sample a step, beside one run with as many samples."""
+    with tempfile.TemporaryDirectory(prefix="counterpoint-bench-") as directory:
+        trainer = _Trainer(Path(directory), _settings("small", count, MANY_TOKENS, MANY_RANK), count)
+        trainer.admit(count)
+        times, published = [], []
+        for index in range(rounds + 1):
+            one, many = (count * MANY_TOKENS / trainer.round(runs, count) for runs in (1, count))
+            seconds = trainer.publish(count)
+            if index:  # the first round fills caches
+                times.append(many / one)
+                published.append(seconds / many)
+    return Case(
+        f"{count} tiny runs, {MANY_TOKENS} tokens each",
+        [
+            Figure(
+                f"a step of {count} runs over one of as many tokens",
+                statistics.median(times),
+                "x", MANY_BOUNDS[count], slack=3.0, rounds=tuple(times),
+            ),
+            Figure(
+                "the publications of a step over it",
+                statistics.median(published),
+                "x", 1.0, slack=3.0, rounds=tuple(published),
+            ),
+        ],
+    )  # fmt: skip
 
 
 def _speed(one: Sequence[float], several: Sequence[float]) -> Case:
@@ -135,13 +170,13 @@ def _memory(trainer: _Trainer, before: _Memory, after: _Memory) -> Case:
 class _Trainer:
     """The trainer's parts between the wire and the disk, on one rank."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, settings: Settings, max_runs: int) -> None:
         transformers_logging.disable_progress_bar()
-        settings = _settings(SAMPLES)
+        self._settings, self._directory = settings, directory
         self._run, config = configurations(write_model(directory / "model", settings), directory, settings)
-        self._manager = MultiRunManager(directory, RUNS)
-        self.learner = Learner(config.model_copy(update={"max_runs": RUNS}), Ranks(0, 1, _CPU, None), self._manager)
-        self._directory = directory
+        self._manager = MultiRunManager(directory, max_runs)
+        self.learner = Learner(config.model_copy(update={"max_runs": max_runs}), Ranks(0, 1, _CPU, None), self._manager)
+        self._broadcasters: dict[int, Broadcaster] = {}
 
     def admit(self, runs: int) -> None:
         """Admits runs until there are so many."""
@@ -157,20 +192,32 @@ class _Trainer:
 
     def round(self, runs: int, samples: int) -> float:
         """Trains a step of each of the first `runs` runs on equal parts of `samples`; returns tokens a second."""
+        settings = replace(self._settings, group_size=samples // runs)
         batches = {}
         for index in range(runs):
             run = self.learner.runs[index]
-            batches[index] = random_batch(_settings(samples // runs), run.progress.step, run.run_id)
+            batches[index] = random_batch(settings, run.progress.step, run.run_id)
         started = time.perf_counter()
         train_steps(self.learner, batches)
-        return samples * SAMPLE_TOKENS / (time.perf_counter() - started)
+        return samples * (settings.prompt + settings.completion) / (time.perf_counter() - started)
+
+    def publish(self, runs: int) -> float:
+        """Publishes the newest version of each of the first `runs` runs, with its proof; returns the seconds."""
+        started = time.perf_counter()
+        for index in range(runs):
+            run = self.learner.runs[index]
+            if index not in self._broadcasters:
+                base = str(self._directory / "model")
+                self._broadcasters[index] = Broadcaster(self._manager, self._directory, run.run_id, base, keep=2)
+            self._broadcasters[index].publish(self.learner.loaded.model, run)
+        return time.perf_counter() - started
 
 
-def _settings(samples: int) -> Settings:
-    half = SAMPLE_TOKENS // 2
+def _settings(shape: str, samples: int, tokens: int, rank: int) -> Settings:
+    half = tokens // 2
     return Settings(
-        "80mb", "cpu", groups=1, group_size=samples, prompt=half, completion=half, shortest=half, steps=1_000_000,
-        row_tokens=MAX_TOKENS, lora_rank=RANK,
+        shape, "cpu", groups=1, group_size=samples, prompt=half, completion=half, shortest=half, steps=1_000_000,
+        row_tokens=MAX_TOKENS, lora_rank=rank,
     )  # fmt: skip
 
 
