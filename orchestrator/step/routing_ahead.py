@@ -18,7 +18,8 @@ from threading import Lock
 import numpy as np
 
 from counterpoint.transport import codec
-from counterpoint.transport.files.atomic import Buffer, as_bytes_view, naming, write_buffers
+from counterpoint.transport.files.atomic import Buffer, as_bytes_view, naming
+from counterpoint.transport.files.direct import append
 from counterpoint.transport.process.yield_gil import yielding_gil
 from counterpoint.transport.records import Batch, Rollout, RoutingArray
 
@@ -81,17 +82,18 @@ class RoutingAhead:
             self._directory.mkdir(exist_ok=True)  # not its parents: a deleted run stays deleted
             self._file = os.open(self._directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
             self._close_file = weakref.finalize(self, os.close, self._file)
-            self._append([codec.INDEXED_MAGIC])
-        for rollout in yielding_gil(rollouts):
-            chunks = [
-                chunk
-                for branch in rollout.branches or ()
-                if any(turn.trained_tokens for turn in branch.turns)
-                for chunk in branch.routed_experts
-            ]
-            places = self._append([np.ascontiguousarray(chunk) for chunk in chunks])
-            self._places.update(zip(map(id, chunks), places, strict=True))
-            self._chunks += chunks
+            append(self._file, [codec.INDEXED_MAGIC])
+            self._end = len(codec.INDEXED_MAGIC)
+        chunks = [
+            chunk
+            for rollout in yielding_gil(rollouts)
+            for branch in rollout.branches or ()
+            if any(turn.trained_tokens for turn in branch.turns)
+            for chunk in branch.routed_experts
+        ]
+        places = self._append([np.ascontiguousarray(chunk) for chunk in chunks])
+        self._places.update(zip(map(id, chunks), places, strict=True))
+        self._chunks += chunks
         os.fdatasync(self._file)
 
     def _complete(self, path: Path, batch: Batch) -> bool:
@@ -121,7 +123,7 @@ class RoutingAhead:
             padding = bytes(-view.nbytes % codec.FILE_ALIGNMENT)
             padded += [view, padding]
             self._end += view.nbytes + len(padding)
-        write_buffers(self._file, padded)
+        append(self._file, padded)
         return places
 
     def _close(self) -> None:

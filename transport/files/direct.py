@@ -1,4 +1,4 @@
-"""Writes large new files past the kernel's page cache, which is twice as fast as through it (`docs/performance.md`).
+"""Writes many bytes past the kernel's page cache, which is twice as fast as through it (`docs/performance.md`).
 
 The disk reads the memory itself, in whole blocks at aligned addresses, which arrays and frames do not have. So the kernel
 gathers the bytes into one of two staging areas, without the GIL, while the disk reads the other. Each area is written by a
@@ -13,7 +13,7 @@ import mmap
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import cycle
 from pathlib import Path
 
@@ -34,38 +34,55 @@ def write_new_file(path: Path, buffers: Sequence[Buffer]) -> None:
     The page cache is bypassed for a large file, if file system and kernel allow it. Raises `OSError`.
     Blocks on the disk.
     """
-    views = [view for view in map(as_bytes_view, buffers) if view.nbytes]
     descriptor = os.open(path, _NEW, 0o666)
     try:
-        if sum(view.nbytes for view in views) < _DIRECT_FROM_BYTES or not _write_directly(path, descriptor, views):
-            write_buffers(descriptor, views)
+        append(descriptor, buffers)
     finally:
         os.close(descriptor)
 
 
-def _go_direct(path: Path, descriptor: int) -> None:
-    """Makes the open file bypass the page cache. Raises `OSError` where its file system cannot."""
-    direct = os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
-    os.dup2(direct, descriptor, inheritable=False)
-    os.close(direct)
+def append(descriptor: int, buffers: Sequence[Buffer]) -> None:
+    """Writes `buffers`, one after the other, at the end of an open file that nothing else writes. Does not flush.
+
+    Many bytes bypass the page cache, as those of `write_new_file`. A file that is not empty must be readable. Raises `OSError`,
+    and what was appended is then undefined. Blocks on the disk.
+    """
+    views = [view for view in map(as_bytes_view, buffers) if view.nbytes]
+    if sum(view.nbytes for view in views) < _DIRECT_FROM_BYTES or not _append_directly(descriptor, views):
+        os.lseek(descriptor, 0, os.SEEK_END)
+        write_buffers(descriptor, views)
 
 
-def _write_directly(path: Path, descriptor: int, views: Sequence[memoryview]) -> bool:
+@contextmanager
+def _past_the_cache(descriptor: int) -> Iterator[None]:
+    """Has writes of the block bypass the page cache. Raises `OSError` where the file system cannot."""
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
+    try:
+        yield
+    finally:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
+
+
+def _append_directly(descriptor: int, views: Sequence[memoryview]) -> bool:
     """Writes past the page cache. Returns False, with nothing written, where the system has no staging areas or no direct writes.
 
     `vm.memfd_noexec = 2` forbids the areas.
     """
-    size = sum(view.nbytes for view in views)
+    end = os.fstat(descriptor).st_size
+    begun = end % _BLOCK_BYTES
+    # The last block is written once more, with what follows in it.
+    whole = [memoryview(os.pread(descriptor, begun, end - begun)), *views] if begun else views
     with ExitStack() as resources:
         try:
             areas = [resources.enter_context(_Area()) for _ in range(2)]
-            _go_direct(path, descriptor)
+            resources.enter_context(_past_the_cache(descriptor))
         except OSError:
             return False
         disk = resources.enter_context(ThreadPoolExecutor(len(areas), thread_name_prefix="direct write"))
         written: dict[_Area, Future[None]] = {}
-        offset = 0
-        for area, portion in zip(cycle(areas), _portions(views), strict=False):
+        offset = end - begun
+        for area, portion in zip(cycle(areas), _portions(whole), strict=False):
             if area in written:
                 written[area].result()
             filled = area.fill(portion)
@@ -73,7 +90,7 @@ def _write_directly(path: Path, descriptor: int, views: Sequence[memoryview]) ->
             offset += filled
         for one in written.values():
             one.result()
-    os.ftruncate(descriptor, size)  # the last block was written whole
+    os.ftruncate(descriptor, offset)  # the last block was written whole
     return True
 
 

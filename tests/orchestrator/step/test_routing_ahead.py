@@ -22,7 +22,9 @@ from counterpoint.orchestrator.step.checkpoint import StepCheckpoint
 from counterpoint.orchestrator.step.routing_ahead import RoutingAhead
 from counterpoint.transport import codec
 from counterpoint.transport.arrays import CodecError
-from counterpoint.transport.files.atomic import Buffer, write_buffers
+from counterpoint.transport.files import direct
+from counterpoint.transport.files.atomic import Buffer
+from counterpoint.transport.files.direct import append
 from counterpoint.transport.records import Batch, Rollout
 from perf.chaos.disk import read_batch
 from tests.support.batches import assert_equal
@@ -85,10 +87,13 @@ async def take(directory: Path, groups: list[list[Rollout]], ahead: RoutingAhead
     return batch
 
 
+@pytest.mark.parametrize("past_the_cache", [False, True])
 @pytest.mark.parametrize("failed", [False, True])
 async def test_the_record_of_a_step_is_begun_by_its_groups_and_never_holds_what_is_not_trained(
-    tmp_path: Path, failed: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed: bool, past_the_cache: bool
 ) -> None:
+    if past_the_cache:
+        monkeypatch.setattr(direct, "_DIRECT_FROM_BYTES", 0)
     groups, rollouts = make_groups(3), tmp_path / "rollouts"
     ahead = ahead_of(rollouts, groups)
     assert os.listdir(rollouts) == [], "nothing that a killed process would leave"
@@ -111,9 +116,9 @@ async def test_a_disk_that_was_full_meanwhile_costs_nothing_but_time(
         writes.append(descriptor)
         if len(writes) > written:
             raise OSError(errno.ENOSPC, "No space left on device")
-        write_buffers(descriptor, buffers)
+        append(descriptor, buffers)
 
-    monkeypatch.setattr("counterpoint.orchestrator.step.routing_ahead.write_buffers", full)
+    monkeypatch.setattr("counterpoint.orchestrator.step.routing_ahead.append", full)
     batch = await take(tmp_path, groups, ahead_of(tmp_path / "rollouts", groups))
     assert_equal(codec.read_file(tmp_path / "rollouts/step_3/batch.bin", LIMIT), batch)
     assert len(writes) == written + 1, "it does not try again"

@@ -14,7 +14,7 @@ import pytest
 
 from counterpoint.transport.files import direct
 from counterpoint.transport.files.atomic import Buffer
-from counterpoint.transport.files.direct import write_new_file
+from counterpoint.transport.files.direct import append, write_new_file
 
 BLOCK = 4096
 
@@ -40,17 +40,31 @@ def test_many_small_buffers_are_joined(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_bytes() == b"".join(pieces)
 
 
+@pytest.mark.parametrize(
+    "sizes",
+    [(8, 16 * BLOCK, 16 * BLOCK, 3, 5), (5 * BLOCK, 4 * BLOCK + 1, 0, 9 * BLOCK), (BLOCK - 1, 1, 4 * BLOCK, 20_000)],
+)
+def test_a_file_that_grows_holds_all_that_was_appended(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+    """Through the cache and past it in turns, wherever the last block ends."""
+    content = [np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8) for size in sizes]
+    descriptor = os.open(tmp_path, os.O_TMPFILE | os.O_RDWR, 0o666)
+    for count, piece in enumerate(content, 1):
+        append(descriptor, [piece[:10], piece[10:]])
+        assert os.pread(descriptor, sum(sizes) + 1, 0) == b"".join(map(bytes, content[:count]))
+    os.close(descriptor)
+
+
 def test_a_file_system_without_direct_writes_takes_them_through_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = os.open
+    asked = fcntl.fcntl
 
-    def refuse(path: Path, flags: int, mode: int = 0o777) -> int:
+    def refuse(descriptor: int, command: int, flags: int = 0) -> int:
         if flags & os.O_DIRECT:
             raise OSError(22, "Invalid argument")
-        return opened(path, flags, mode)
+        return asked(descriptor, command, flags)
 
-    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
     content = bytes(range(256)) * 16 * 20
     write_new_file(tmp_path / "file", [content])
     assert (tmp_path / "file").read_bytes() == content
