@@ -116,7 +116,7 @@ class RoleSpec(Config):
     stop_timeout_seconds: float = Field(default=30.0, gt=0)
     """Longest time from the request to stop to its end; then it is killed."""
     nice: int = Field(default=0, ge=0, le=19)
-    """Added to the niceness."""
+    """Added to the niceness, once the worker is ready; from its start on for a command that does not notify."""
     log_file: Path | None = None
     """The file to which the output of its worker of rank 0 is appended; those of other ranks, and the SubMaster, have a
     file beside it, with the rank or `master` in its name (`trainer-1.log`). Unset: `logs/<worker>.log` in the job's

@@ -276,6 +276,20 @@ def is_resource_tracker(pid: int) -> bool:
         return False
 
 
+def lower_priority(nice: int) -> None:
+    """Adds to the niceness of all threads below this process. What the system does not let us change keeps its own."""
+    for pid in descendants(os.getpid()):
+        try:
+            threads = [int(thread) for thread in os.listdir(f"/proc/{pid}/task")]
+        except FileNotFoundError:  # it has ended
+            continue
+        for thread in threads:
+            try:
+                os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + nice)
+            except OSError:  # it has ended, or a filter of system calls refuses, such as systemd's `~@resources`
+                continue
+
+
 def execute(command: list[str], nice: int, guardian: int) -> None:
     """Becomes the command, in a child that `guardian` has just forked, and that dies with it. Never returns."""
     try:

@@ -158,6 +158,11 @@ class Keeping:
         """Asks it to end, again if it was asked before: the first request may have come before it could listen."""
         return (SEND, {"kind": messages.STOP}) if self.order["description"] else (TERMINATE,)
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the process has said that it is ready."""
+        return bool(self._ready)
+
     def facts(self) -> dict[str, Any]:
         """Returns what a master needs to know of the worker, beside what it is told."""
         names = ("worker", "incarnation", "bundle", "node")
@@ -166,7 +171,7 @@ class Keeping:
             **{name: self.order.get(name) for name in names},
             "lives": self.lives,
             "pid": self.pid,
-            "ready": bool(self._ready),
+            "ready": self.is_ready,
             "started": self._started,
             "address": self._ready.get("address", ""),
             "server_key": self._ready.get("server_key", ""),

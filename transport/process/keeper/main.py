@@ -177,6 +177,8 @@ class Keeper:
         self._said = {"STATUS": "", "X_TROUBLE": ""}
         """The last status and problem that came as notifications."""
         self._main_pid = 0
+        self._nice = 0
+        """What the worker's niceness is raised by once it is ready: until then others wait for it."""
         self._news, self._alive, self._beaten = False, False, 0.0
         """Whether there is news of the worker, or a sign of life, that was not passed on yet; and when the last one was."""
 
@@ -197,6 +199,9 @@ class Keeper:
             self._turn()
             self._do(self._keeping.tick(launch.alive_clock()))
             self._kill_on()
+            if self._nice and self._keeping.is_ready:
+                launch.lower_priority(self._nice)
+                self._nice = 0
             self._tell()
         self._send_rest()
         if self._temporary is not None:
@@ -248,7 +253,9 @@ class Keeper:
                 self._temporary = launch.TemporaryDirectory(os.environ)
             except OSError as error:  # such as a full disk
                 print(f"there is no temporary directory for the worker alone: {error}", file=sys.stderr, flush=True)  # noqa: T201 - its log
-            self._worker = self._main_pid = _fork(order["command"], order["nice"])
+            says_ready = bool(order["description"] or order["notifies"])
+            self._nice = order["nice"] if says_ready else 0
+            self._worker = self._main_pid = _fork(order["command"], order["nice"] - self._nice)
             if other is not None:
                 other.close()
         except (OSError, ValueError) as error:  # ValueError: a NUL in the command or the environment

@@ -282,3 +282,32 @@ def test_what_is_too_long_is_refused_where_it_is_made() -> None:
         messages.WORDS.frame({"kind": "alive", "status": "x" * MOST_SAID})
     with pytest.raises(BadFrame):
         MESSAGES.frame({"kind": "alive", "status": b"x"})
+
+
+def test_a_worker_gets_its_niceness_with_all_its_threads_and_children_once_it_is_ready(tmp_path: Path) -> None:
+    """Until then the job waits for it."""
+    starting = """
+import os, subprocess, sys, threading, time
+from counterpoint.transport.process.notify import notify
+wait = threading.Event().wait
+threading.Thread(target=wait, daemon=True).start()
+child = subprocess.Popen(["sleep", "600"])
+print(os.getpid(), threading.enumerate()[-1].native_id, child.pid, flush=True)
+while not os.path.exists(sys.argv[0]):
+    time.sleep(0.01)
+notify("READY=1")
+wait()
+"""
+    go = tmp_path / "go"
+    code = f"import sys; sys.argv[0] = {str(go)!r}\n{starting}"
+
+    def niceness() -> set[int]:
+        return {os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in keeper.log.split()}
+
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    with kept(tmp_path, code, nice=3) as keeper:
+        wait_until(lambda: len(keeper.log.split()) == 3, "its start", details=lambda: keeper.log)
+        assert niceness() == {own}
+        go.touch()
+        keeper.master.wait_for(messages.READY)
+        wait_until(lambda: niceness() == {own + 3}, "a lower priority", details=lambda: str(niceness()))
