@@ -19,6 +19,7 @@ CASES = {
     "send": "the sender, beside a bare ZMQ loop",
     "receive": "64 responses of 8 MB, beside a bare socket read",
     "schedule": "1,024 rollouts in flight (4,096 in full), beside the same loop with the openai client",
+    "fleet": "16 servers in a daemon's pool, 256 in full, with many names of weights, failures and updates",
     "samples": "512 and 2,000 samples at once by the Tinker SDK, through the service",
     "memory": "peak and growth of resident size",
     "multi-run": "training four runs at once, beside one with the same load, and the memory of each",

@@ -107,32 +107,39 @@ async def _idle() -> LagTrace:
 async def _rollouts(url: str, in_flight: int) -> Measured:
     """Plays the rollouts of `STEPS` steps."""
     with tempfile.TemporaryDirectory() as directory:
-        config = RunConfig(
-            run_id="bench",
-            output_dir=Path(directory),
-            model="none",
-            steps=STEPS,
-            environments=[EnvironmentConfig(name="short", kind="perf.bench.short_turns:ShortTurns")],
-            sampling=SamplingConfig(max_tokens=COMPLETION_TOKENS),
-            # Two thirds of the steps are under way at once, and the rollouts of all of them are never stale.
-            schedule=ScheduleConfig(
-                group_size=GROUP_SIZE,
-                rollouts_per_step=in_flight // 8,
-                max_inflight_rollouts=in_flight,
-                max_lead_steps=STEPS,
-                max_off_policy_steps=STEPS,
-            ),
-            inference=PoolConfig(urls=[url], max_concurrent_requests_per_server=in_flight),
-        )
-        config.run_dir.mkdir()
+        config = run_config(Path(directory), [url], in_flight, STEPS)
         pool = InferencePool(config.inference).model(config.model)
         await pool.start()
-        measured = await _measured(config, pool)
+        found = await measured(config, pool)
         await pool.release()
-    return measured
+    return found
 
 
-async def _measured(config: RunConfig, pool: Served) -> Measured:
+def run_config(directory: Path, urls: list[str], in_flight: int, steps: int) -> RunConfig:
+    """Returns the configuration of a run with so many rollouts in flight, whose directory it makes."""
+    config = RunConfig(
+        run_id="bench",
+        output_dir=directory,
+        model="none",
+        steps=steps,
+        environments=[EnvironmentConfig(name="short", kind="perf.bench.short_turns:ShortTurns")],
+        sampling=SamplingConfig(max_tokens=COMPLETION_TOKENS),
+        # With 16 steps, two thirds of them are under way at once, and the rollouts of all of them are never stale.
+        schedule=ScheduleConfig(
+            group_size=GROUP_SIZE,
+            rollouts_per_step=in_flight // 8,
+            max_inflight_rollouts=in_flight,
+            max_lead_steps=steps,
+            max_off_policy_steps=steps,
+        ),
+        inference=PoolConfig(urls=urls, max_concurrent_requests_per_server=in_flight),
+    )
+    config.run_dir.mkdir()
+    return config
+
+
+async def measured(config: RunConfig, pool: Served) -> Measured:
+    """Plays the steps of a run."""
     with infrequent_gc():
         freeze_gc()
         counts = RolloutCounts()

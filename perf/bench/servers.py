@@ -129,7 +129,7 @@ class Connection(asyncio.Protocol):
     """One keep-alive connection, with one request at a time."""
 
     def __init__(self, answers: Answers, delay_seconds: float) -> None:
-        self._answers, self._delay_seconds = answers, delay_seconds
+        self._answers, self.delay_seconds = answers, delay_seconds
         self._received = bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -144,8 +144,8 @@ class Connection(asyncio.Protocol):
             return
         self._received.clear()
         answer = self._answers.to(head.split(b" ", 2)[1].decode(), bytes(rest))
-        if self._delay_seconds:
-            asyncio.get_running_loop().call_later(self._delay_seconds, self._send, answer)
+        if self.delay_seconds:
+            asyncio.get_running_loop().call_later(self.delay_seconds, self._send, answer)
         else:
             self._send(answer)
 

@@ -178,11 +178,11 @@ class ChaosJob:
                 continue  # it does not live
             found.append(Victim(name, name.partition("_")[0], pid))
             if name.startswith("inference"):
-                found += [Victim(name, what, child) for child in descendants(pid) if (what := _part_of_vllm(child))]
+                found += [Victim(name, what, child) for child in descendants(pid) if (what := part_of_vllm(child))]
         return found
 
 
-def _part_of_vllm(pid: int) -> str | None:
+def part_of_vllm(pid: int) -> str | None:
     """Names a process below vLLM's worker; None for a helper of Python's, and for one that has ended."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
