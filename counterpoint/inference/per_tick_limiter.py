@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 
 class PerTickLimiter:
@@ -33,6 +34,13 @@ class PerTickLimiter:
         """Calls `action` in a later tick, in order. Call it after a `take` that failed."""
         self._waiting.append(action)
 
+    async def turn(self) -> None:
+        """Returns once the caller may continue: at once, or in a later tick, in order."""
+        if not self.take():
+            turn = asyncio.get_running_loop().create_future()
+            self.wait(partial(_end, turn))
+            await turn
+
     def _next_tick(self) -> None:
         admitted = min(self._per_tick, len(self._waiting))
         self._left = self._per_tick - admitted
@@ -40,3 +48,8 @@ class PerTickLimiter:
             asyncio.get_running_loop().call_soon(self._next_tick)
         for _ in range(admitted):
             self._waiting.popleft()()
+
+
+def _end(turn: asyncio.Future[None]) -> None:
+    if not turn.done():  # its caller was cancelled
+        turn.set_result(None)

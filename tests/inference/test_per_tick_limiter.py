@@ -45,3 +45,18 @@ async def test_who_comes_late_does_not_pass_those_who_wait() -> None:
     assert not limiter.take()
     await one_pass()
     assert through == ["a", "b"]
+
+
+async def test_a_turn_comes_in_order_and_who_gives_up_takes_none() -> None:
+    limiter, through = PerTickLimiter(1), list[str]()
+
+    async def come(name: str) -> None:
+        await limiter.turn()
+        through.append(name)
+
+    tasks = [asyncio.create_task(come(name)) for name in "abc"]
+    await one_pass()
+    assert through == ["a"]
+    tasks[1].cancel()
+    await asyncio.wait(tasks)
+    assert through == ["a", "c"]

@@ -16,6 +16,7 @@ from counterpoint.inference.clients.capacity import Observation
 from counterpoint.inference.clients.client import ServerClient
 from counterpoint.inference.config import PoolConfig
 from counterpoint.inference.loads import Origin
+from counterpoint.inference.per_tick_limiter import PerTickLimiter
 from counterpoint.inference.pool import held as machine
 from counterpoint.inference.pool import liveness
 from counterpoint.inference.pool.activity import ServerActivity
@@ -53,11 +54,12 @@ class Holder:
         observe: Callable[[], Awaitable[Observation | None]],
         on_change: Callable[[], None],
         outages: Outages,
+        turns: PerTickLimiter,
         longest_pause: float,
     ) -> None:
         """`check` has the server's health checked now, and `observe` reads its load.
 
-        `longest_pause` is as of `ServerProgress`.
+        `turns` is as of `ServerMonitor`, `longest_pause` as of `ServerProgress`.
         """
         self.server = server
         self.client = client
@@ -77,6 +79,7 @@ class Holder:
         self._observe = observe
         self._on_change = on_change
         self._outages = outages
+        self._turns = turns
         self._progress = ServerProgress(config.request_timeout_seconds, longest_pause)
         self._served_at: float | None = None
         """The time of its last answer to a request, or of its beginning to serve."""
@@ -130,8 +133,9 @@ class Holder:
         attempt, limit = self._step.attempt, self._config.update_timeout_seconds
         try:
             async with asyncio.timeout(limit):
-                while (step := self._step) is not None:
-                    self._step = None
+                while self._step is not None:
+                    await self._turns.turn()
+                    step, self._step = self._step, None
                     await self._do(step)
         except TimeoutError:
             error = InferenceError(f"it was not done within update_timeout_seconds = {limit:g}")

@@ -13,7 +13,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -240,8 +239,7 @@ class Served(Places):
         limit = self._config.request_timeout_seconds
         due = asyncio.get_running_loop().time() + limit
         try:
-            if not self._servers.starts.take():
-                await self._wait_to_start()
+            await self._servers.starts.turn()
             avoid: FleetMember | None = None
             for attempt in range(self._config.max_retries + 1):
                 if attempt > 1:
@@ -391,11 +389,6 @@ class Served(Places):
     def _gone(self, holder: Holder) -> ServerFailure:
         return ServerFailure(f"{holder.server.url} went out of service: {holder.held.status[1]}")
 
-    async def _wait_to_start(self) -> None:
-        turn = asyncio.get_running_loop().create_future()
-        self._servers.starts.wait(partial(_end, turn))
-        await turn
-
     def _free_place(self, affinity: str, avoid: FleetMember | None) -> FleetMember | None:
         """Returns a server with a place for the request, or None if it must wait, behind those that wait already."""
         if self._released:
@@ -459,8 +452,3 @@ class _Answer(NamedTuple, Generic[Content]):
     version: int
     """The policy version of a completion's first token, by its origin, else the server's at the request."""
     holder: Holder
-
-
-def _end(turn: asyncio.Future[None]) -> None:
-    if not turn.done():  # its caller was cancelled
-        turn.set_result(None)

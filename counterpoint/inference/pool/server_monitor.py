@@ -15,6 +15,7 @@ from counterpoint.inference.base import InferenceError, ServerUnreachable
 from counterpoint.inference.clients.capacity import CapacityController, Observation
 from counterpoint.inference.clients.client import ServerClient
 from counterpoint.inference.config import PoolConfig
+from counterpoint.inference.per_tick_limiter import PerTickLimiter
 from counterpoint.inference.pool import liveness
 from counterpoint.inference.pool.fleet import Fleet, FleetMember, Name
 from counterpoint.inference.pool.holder import Holder
@@ -46,8 +47,9 @@ class ServerMonitor:
         config: PoolConfig,
         on_change: Callable[[], None],
         outages: Outages,
+        turns: PerTickLimiter,
     ) -> None:
-        """`outages` gets the server's, one for each name."""
+        """`outages` gets the server's, one for each name. `turns` are those of all servers to ask one of them something."""
         self.server = server
         self.client = client
         self.holders: dict[Name, Holder] = {}
@@ -55,6 +57,7 @@ class ServerMonitor:
         self._config = config
         self._on_change = on_change
         self._outages = outages
+        self._turns = turns
         self._wake = asyncio.Event()
         self._controller: CapacityController | None = None
         """None until the server has reported its load."""
@@ -80,6 +83,7 @@ class ServerMonitor:
             observe=self._observe,
             on_change=on_change,
             outages=self._outages,
+            turns=self._turns,
             longest_pause=2 * regular + HEALTH_DEADLINE_SECONDS + LOAD_DEADLINE_SECONDS,
         )
         self.check_now()
@@ -133,6 +137,7 @@ class ServerMonitor:
         return regular if self._has_served else min(regular, STARTING_SECONDS)
 
     async def _check(self) -> None:
+        await self._turns.turn()
         turns = {name: holder.held.turn for name, holder in self.holders.items()}
         deadline = self._silence.patience if self._is_loading else HEALTH_DEADLINE_SECONDS
         began = time.monotonic()
@@ -189,6 +194,7 @@ class ServerMonitor:
             holder.look(seen)
 
     async def _observe(self) -> Observation | None:
+        await self._turns.turn()
         try:
             async with asyncio.timeout(LOAD_DEADLINE_SECONDS):
                 return await self.client.observe()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -11,9 +12,11 @@ import numpy as np
 import pytest
 
 from counterpoint.inference.base import InferenceError, SamplingParameters
+from counterpoint.inference.clients.client import BinaryClient
 from counterpoint.inference.config import PoolConfig
 from counterpoint.inference.identity import STATUS_PATH
 from counterpoint.inference.pool.pool import InferencePool, Served
+from counterpoint.inference.pool.servers import CHECKS_PER_TICK
 from counterpoint.transport.records import Turn
 from tests.support.fake_inference import FakeServer, weight_update
 from tests.support.polling import until
@@ -64,6 +67,36 @@ async def test_sixty_four_names_at_four_servers_are_four_health_checks() -> None
         )
         assert [server.answers[STATUS_PATH] for server in servers] == [was + 1 for was in before]
     assert all(sorted(server.unloaded) == sorted(f"name-{number}" for number in range(64)) for server in servers)
+
+
+async def test_servers_that_are_due_together_are_asked_a_few_a_pass_of_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All are after an update: hundreds of checks, loads and proofs at once would hold up the loop."""
+    passes, number = list[int](), 0
+    ask = BinaryClient._administer
+
+    async def counted(client: BinaryClient, *arguments: Any, **keywords: Any) -> dict[str, Any]:
+        passes.append(number)
+        return await ask(client, *arguments, **keywords)
+
+    async def count() -> None:
+        nonlocal number
+        while True:
+            number += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(BinaryClient, "_administer", counted)
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(FakeServer()) for _ in range(12)]
+        served = pool_at(*servers).model("name")
+        counting = asyncio.create_task(count())
+        stack.callback(counting.cancel)
+        await stack.enter_async_context(started(served))
+        await served.update(weight_update(1, "name"))
+        asked = Counter(passes)
+    assert asked.total() >= 3 * len(servers)
+    assert max(asked.values()) <= 2 * CHECKS_PER_TICK, "those of two passes, where the count came in between"
 
 
 async def test_names_share_a_servers_cap_first_come_first_served_and_one_may_have_less() -> None:
