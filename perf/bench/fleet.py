@@ -1,7 +1,7 @@
 """Measures a daemon's loop beside many servers: 1,024 rollouts in flight at 16, and 16,384 at 256 in full.
 
 The daemon's own scheduler, dispatcher, rollouts, step boundary and inference pool run on uvloop. The servers answer after times
-of a law of lengths, and of their answers one in a thousand is a closed connection (`perf.bench.fleet_servers`, four processes).
+of a law of lengths, and of their answers one in a thousand is a closed connection (`perf.soak.fleet_servers`, four processes).
 Beside the policy the pool holds other names of weights, and meanwhile the policy and one of them get new weights again and again.
 
     python -m perf.bench.fleet [--quick | --full]
@@ -42,7 +42,7 @@ def measure(size: Size) -> list[Case]:
     median = size.pick(0.1, 0.5, 6.0)
     with ExitStack() as stack:
         words = (str(median), str(FAILED_SHARE))
-        hosts = [stack.enter_context(served_by("perf.bench.fleet_servers", *words)) for _ in range(PROCESSES)]
+        hosts = [stack.enter_context(served_by("perf.soak.fleet_servers", *words)) for _ in range(PROCESSES)]
         urls = [f"{hosts[number % PROCESSES]}/{number}" for number in range(servers)]
         stack.enter_context(prompt_switching())
         stalls = stack.enter_context(recorded_stalls())

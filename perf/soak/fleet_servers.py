@@ -2,7 +2,7 @@
 
 Each path `/N` is a server of its own, with weights of its own.
 
-    python -m perf.bench.fleet_servers MEDIAN_SECONDS FAILED_SHARE
+    python -m perf.soak.fleet_servers MEDIAN_SECONDS FAILED_SHARE
 """
 
 from __future__ import annotations
