@@ -8,6 +8,7 @@ With them each turn has an advantage of its own, by `turn_returns`, and its reco
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,7 @@ def measure(size: Size) -> list[Case]:
                 for rollout in rollouts if with_rewards else ():
                     rollout.turn_rewards = random.random(TURNS, dtype=np.float32)
                 recording = Recording(rewarded if with_rewards else dump.header, rollouts)
-                recordings.append(on_daemons_loop(lambda each=recording: replay(each, settings)))
+                recordings.append(on_daemons_loop(partial(replay, recording, settings)))
     return [_case(found[False], found[True])]
 
 
