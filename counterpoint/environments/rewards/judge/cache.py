@@ -36,6 +36,13 @@ class JudgeAnswer:
     text: str
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    model: str = ""
+    """The model that answered, as the server names it, with its fingerprint; empty where it does not say."""
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Returns them as a file has them. One of before models were noted has none, and its checksum stays."""
+        return {name: value for name, value in asdict(self).items() if name != "model" or value}
 
 
 class AnswerCache:
@@ -55,7 +62,12 @@ class AnswerCache:
         try:
             found = read_json(path, MAX_FILE_BYTES)
             answer = JudgeAnswer(**found["answer"])
-            if found["key"] != key or found["checksum"] != _checksum(answer) or not isinstance(answer.text, str):
+            if (
+                found["key"] != key
+                or found["checksum"] != _checksum(answer)
+                or not isinstance(answer.text, str)
+                or not isinstance(answer.model, str)
+            ):
                 raise ValueError("it does not hold what it says")
         except FileNotFoundError:
             return None
@@ -69,7 +81,7 @@ class AnswerCache:
     def put(self, key: str, answer: JudgeAnswer) -> None:
         """Keeps an answer. A disk that takes none is logged: the answer is then asked for again."""
         path = self._path(key)
-        content = orjson.dumps({"key": key, "checksum": _checksum(answer), "answer": asdict(answer)})
+        content = orjson.dumps({"key": key, "checksum": _checksum(answer), "answer": answer.values})
         if len(content) > MAX_FILE_BYTES:
             return
         try:
@@ -109,4 +121,4 @@ def key_of(request: dict[str, Any]) -> str:
 
 
 def _checksum(answer: JudgeAnswer) -> str:
-    return hashlib.blake2b(orjson.dumps(asdict(answer)), digest_size=8).hexdigest()
+    return hashlib.blake2b(orjson.dumps(answer.values), digest_size=8).hexdigest()

@@ -37,6 +37,7 @@ _OVERHEAD_TOKENS = 64
 """Tokens that a chat template adds to each message."""
 _MAX_KEY_BYTES = 16384
 _MOST_TOKENS = 10**9
+_LONGEST_MODEL = 200
 _REPEATED = frozenset((408, 409, 425, 429))
 
 
@@ -212,8 +213,10 @@ class JudgeClient:
         if ended not in ("stop", "eos_token", None):  # content_filter, for one: what stands there is no rating
             raise _Failure(self._quoted(f"the answer did not end by itself, but by {ended}"), is_charged=True)
         usage = parsed.get("usage")
-        tokens = [_tokens(usage, name) for name in ("prompt_tokens", "completion_tokens")]
-        return JudgeAnswer(self._without_key(text), *tokens)
+        given, written = (_tokens(usage, name) for name in ("prompt_tokens", "completion_tokens"))
+        said = [each for name in ("model", "system_fingerprint") if isinstance(each := parsed.get(name), str) and each]
+        model = self._without_key(" ".join(said))[:_LONGEST_MODEL]
+        return JudgeAnswer(self._without_key(text), given, written, model)
 
     async def _pause(self, attempt: int, failure: _Failure) -> None:
         wait = _FIRST_WAIT * 2**attempt * (0.5 + self._random.random())

@@ -72,7 +72,7 @@ class JudgeReward:
             raise JudgeFailed(f"part {self._name!r}: {error}") from None
         recorded = attempt.state.setdefault("judge", {})
         if isinstance(recorded, dict):
-            recorded[self._name] = {"value": value, "answer": answer.text[:_RECORDED]}
+            recorded[self._name] = {"value": value, "answer": answer.text[:_RECORDED], "model": answer.model}
         seconds = time.monotonic() - began
         return Value(value, {"fallback": 0.0, "cached": float(cached), "seconds": seconds})
 

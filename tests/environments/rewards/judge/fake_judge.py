@@ -54,7 +54,7 @@ class FakeJudge:
 
 def completion(text: Any, usage: Any = None, finish_reason: str = "stop") -> bytes:
     choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish_reason}
-    return orjson.dumps({"choices": [choice], "usage": usage})
+    return orjson.dumps({"choices": [choice], "usage": usage, "model": "m-2026", "system_fingerprint": "fp_7"})
 
 
 def says(text: Any, usage: Any = None, finish_reason: str = "stop") -> Behaviour:

@@ -66,7 +66,7 @@ async def test_a_score_is_scaled_and_recorded(scored_by: Make) -> None:
         0.0,
         0.0,
     )
-    assert state == {"judge": {"judge": {"value": 0.8, "answer": '{"score": 8}'}}}
+    assert state == {"judge": {"judge": {"value": 0.8, "answer": '{"score": 8}', "model": "m-2026 fp_7"}}}
     (request,) = judge.requests
     assert request["messages"] == [
         {"role": "system", "content": "S"},

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import orjson
 import pytest
 
 from counterpoint.environments.rewards.judge.budget import Budget, BudgetExhausted, Cost
@@ -99,6 +101,18 @@ def test_a_damaged_answer_is_not_used(tmp_path: Path, content: bytes) -> None:
     assert cache.get(key) is None
     cache.put(key, JudgeAnswer("well"))
     assert cache.get(key) == JudgeAnswer("well")
+
+
+def test_an_answer_of_before_models_were_noted_is_used(tmp_path: Path) -> None:
+    cache, key = AnswerCache(tmp_path, 20), key_of({})
+    former = {"text": "well", "prompt_tokens": 1, "completion_tokens": None}
+    checksum = hashlib.blake2b(orjson.dumps(former), digest_size=8).hexdigest()
+    path = tmp_path / key[:2] / f"{key}.json"
+    path.parent.mkdir()
+    path.write_bytes(orjson.dumps({"key": key, "checksum": checksum, "answer": former}))
+    assert cache.get(key) == JudgeAnswer("well", 1)
+    cache.put(key, JudgeAnswer("well", 1, model="m"))
+    assert cache.get(key) == JudgeAnswer("well", 1, model="m")
 
 
 def test_a_foreign_thing_in_an_answer_s_place_is_not_followed(tmp_path: Path) -> None:
