@@ -49,26 +49,34 @@ class Journal:
         names = (path.name.removeprefix(prefix) for path in self.directory.glob(f"{prefix}*"))
         return sorted(int(name) for name in names if name.isdecimal())
 
+    def item_path(self, number: int) -> Path:
+        """Returns the file of an item."""
+        return self.directory / f"item_{number}"
+
+    def answer_path(self, number: int) -> Path:
+        """Returns the file of the result of an item."""
+        return self.directory / f"answer_{number}"
+
     def write_item(self, ask: Ask, note: bytes) -> None:
         """Writes an item, durably. Raises `OSError`, and `ValueError` for a batch that cannot travel."""
         frames = [note, *codec.encode_ask(ask, self._run_id)]
-        write_atomically(self.directory / f"item_{ask.number}", *codec.file_buffers(frames))
+        write_atomically(self.item_path(ask.number), *codec.file_buffers(frames))
 
     def read_item(self, number: int) -> tuple[Ask, bytes]:
         """Returns an item, and its note. Raises `CodecError` and `OSError`."""
         limit = self._max_batch_bytes + codec.MAX_HEADER_BYTES
-        note, *frames = codec.read_frames(self.directory / f"item_{number}", limit)
+        note, *frames = codec.read_frames(self.item_path(number), limit)
         return codec.decode_ask(frames, self._max_batch_bytes), bytes(as_bytes_view(note))
 
     def write_answer(self, answered: Answered) -> None:
         """Writes the result of an item, durably. Raises `OSError`."""
         frames = codec.encode_answered(answered, self._run_id)
-        write_atomically(self.directory / f"answer_{answered.number}", *codec.file_buffers(frames))
+        write_atomically(self.answer_path(answered.number), *codec.file_buffers(frames))
 
     def read_answer(self, number: int) -> Answered | None:
         """Returns the result of an item, or None if it is unknown. Raises `CodecError` and `OSError`."""
         try:
-            frames = codec.read_frames(self.directory / f"answer_{number}", codec.MAX_ANSWER_BYTES)
+            frames = codec.read_frames(self.answer_path(number), codec.MAX_ANSWER_BYTES)
         except FileNotFoundError:
             return None
         return codec.decode_answered(frames)
@@ -113,5 +121,5 @@ class Journal:
         if len(items) >= FORGOTTEN_AT_ONCE:
             self._before_forgetting()
             for number in items:
-                (self.directory / f"answer_{number}").unlink(missing_ok=True)
-                (self.directory / f"item_{number}").unlink()
+                self.answer_path(number).unlink(missing_ok=True)
+                self.item_path(number).unlink()

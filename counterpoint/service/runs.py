@@ -20,6 +20,7 @@ import tomli_w
 from counterpoint.run.items import ItemHeader, Objective, UpdateValues, encode_item
 from counterpoint.run.trained import TrainedRun
 from counterpoint.service.journal import Journal
+from counterpoint.service.receipts import ItemReceipts
 from counterpoint.transport.files.atomic import write_atomically
 from counterpoint.transport.messages import (
     Acknowledged,
@@ -70,9 +71,11 @@ class DrivenRun:
         self.reason = "the trainer was not reached yet"
         """Why items wait, or empty if the trainer takes them."""
         self._described = described.model_copy(update={"driven": True})
-        self._control = output_dir / f"run_{described.run_id}" / "control"
+        run_dir = output_dir / f"run_{described.run_id}"
+        self._control = run_dir / "control"
         self._link = connection.link()
         self._journal = journal
+        self._receipts = ItemReceipts(described.run_id, run_dir, journal)
         items = journal.items()
         self._newest = max(items, default=0)
         """The last item in the journal."""
@@ -305,7 +308,7 @@ class DrivenRun:
                 number, answered.step, "trainer", f"the trainer cannot read it: {self._refused[number]}"
             )
         if number not in self._answered:
-            await asyncio.to_thread(self._journal.write_answer, answered)
+            await asyncio.to_thread(self._write_answer, answered)
             self._answered.add(number)
             self._note_update(answered)
         else:
@@ -320,6 +323,13 @@ class DrivenRun:
                 raise RunLost(lost)
         if (future := self._answers.pop(number, None)) is not None and not future.done():
             future.set_result(answered)
+
+    def _write_answer(self, answered: Answered) -> None:
+        self._journal.write_answer(answered)
+        try:
+            self._receipts.append(answered)
+        except FileNotFoundError as error:  # somebody has removed the run's directory
+            logger.warning("run %s: item %d has no receipt: %s", self.run_id, answered.number, error)
 
     async def _forget(self, durable: int) -> None:
         """Forgets the items that a checkpoint of this step covers."""

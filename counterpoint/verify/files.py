@@ -9,8 +9,8 @@ import stat
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 MOST_LINE_BYTES = 256 * 2**20
 
@@ -30,7 +30,7 @@ class Directory:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def open(self, name: str) -> BinaryIO:
+    def open(self, name: str) -> BufferedReader:
         """Opens a file. Raises `Unreadable` for a link on the way or what is no file, `FileNotFoundError` without one."""
         *parents, last = name.split("/")
         place = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -54,12 +54,15 @@ class Directory:
         """Whether something lies there."""
         return os.path.lexists(self.path / name)
 
+    def names(self, name: str) -> list[str]:
+        """Returns the names in a directory; none without it."""
+        with suppress(FileNotFoundError, NotADirectoryError):
+            return os.listdir(self.path / name)
+        return []
+
     def steps(self, name: str) -> list[int]:
         """Returns the published steps in a directory, in order."""
-        names: list[str] = []
-        with suppress(FileNotFoundError, NotADirectoryError):
-            names = os.listdir(self.path / name)
-        found = [int(match[1]) for each in names if (match := _STEP.fullmatch(each))]
+        found = [int(match[1]) for each in self.names(name) if (match := _STEP.fullmatch(each))]
         return sorted(step for step in found if self.has(f"{name}/step_{step}/STABLE"))
 
     def lines(self, name: str) -> Iterator[bytes]:

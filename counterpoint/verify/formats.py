@@ -82,6 +82,19 @@ class Receipt(Struct):
     code: dict[str, str] = {}
 
 
+class ItemReceipt(Struct, rename={"step": "item"}):
+    """The receipt of an item of a driven run; `step` is the item's number."""
+
+    format: int
+    step: int
+    previous: str
+    asked: str
+    answer: str
+    updates: int
+    fault: str = ""
+    weights: dict[str, str] = {}
+
+
 class RecordedTurn(Struct):
     """A turn of a record."""
 
@@ -144,10 +157,11 @@ class ProbeFile(Struct):
 
 
 class Trained(Struct):
-    """The last step of a trainer's checkpoint, and the digest of its batch."""
+    """The last step of a trainer's checkpoint, the digest of its batch, and of a driven run the item that updated."""
 
     step: int
     batch: str = ""
+    item: int = 0
 
 
 class TrainerState(Struct):
@@ -156,7 +170,7 @@ class TrainerState(Struct):
     progress: Trained
 
 
-Read = TypeVar("Read", Receipt, Played, ProbeFile, TrainerState)
+Read = TypeVar("Read", Receipt, ItemReceipt, Played, ProbeFile, TrainerState)
 
 
 def read(data: bytes, kind: type[Read]) -> Read:
@@ -165,6 +179,6 @@ def read(data: bytes, kind: type[Read]) -> Read:
         found = json.decode(data, type=kind)
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"it is no {kind.__name__.lower()} of format {FORMAT}: {error}") from None
-    if isinstance(found, Receipt) and found.format != FORMAT:
+    if isinstance(found, Receipt | ItemReceipt) and found.format != FORMAT:
         raise Unreadable(f"its format is {found.format}; this checker reads {FORMAT}")
     return found

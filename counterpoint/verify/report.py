@@ -43,8 +43,10 @@ class Verdict:
     """The result of a verification."""
 
     run: str
+    unit: str = "step"
+    """What has a receipt: a step, or an item of a driven run."""
     steps: int = 0
-    """Steps with a receipt."""
+    """Steps, or items, with a receipt."""
     head: str = ""
     """The hash of the last receipt: note it elsewhere."""
     findings: list[Damage] = field(default_factory=list)
@@ -107,7 +109,7 @@ class Verdict:
         lines += [f"not checked: {what} ({count})" for what, count in sorted(self.unchecked.items())]
         lines += [f"head: {self.head}"] if self.head else []
         verdict = "sound" if self.code == SOUND else f"{self.total} pieces of damage"
-        return "\n".join([*lines, f"run {self.run}, {self.steps} steps: {verdict}"])
+        return "\n".join([*lines, f"run {self.run}, {self.steps} {self.unit}s: {verdict}"])
 
 
 def printable(text: str) -> str:

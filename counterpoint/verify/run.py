@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from counterpoint.verify.advantages import check_advantages
-from counterpoint.verify.chain import receipts
-from counterpoint.verify.files import Directory
-from counterpoint.verify.formats import Rules
+from counterpoint.verify.chain import FILE, receipts
+from counterpoint.verify.files import Directory, Unreadable
+from counterpoint.verify.formats import ItemReceipt, Receipt, Rules, read
 from counterpoint.verify.groups import Groups, check_shipped
+from counterpoint.verify.items import verify_items
 from counterpoint.verify.records import Step, read_records
 from counterpoint.verify.report import BEING_WRITTEN, NO_RECEIPTS, Verdict
 from counterpoint.verify.training import check_batch, check_filters, check_trained, check_turns, check_weights
@@ -27,13 +29,19 @@ def verify(path: Path, head: str | None = None) -> Verdict:
     if run.is_being_written():
         report.damage(".", "an orchestrator writes this run now; verify it once that has ended", code=BEING_WRITTEN)
         return report
+    with suppress(FileNotFoundError, Unreadable):
+        if read(next(run.lines(FILE), b""), ItemReceipt):  # else it is the receipt of a step, or none
+            verify_items(path, report, head)
+            return report
     groups = Groups()
     rules: list[Rules] = []
     weights: dict[str, list[str]] = {}
     loads: dict[str, int] = {}
     batches: dict[int, str] = {}
     code: dict[str, str] | None = None
-    for receipt in receipts(run, report, head):
+    # The records of one more step may be there: they are written before its commit.
+    newest = max([*run.steps("checkpoints"), *(each - 1 for each in run.steps("rollouts"))], default=0)
+    for receipt in receipts(run, report, head, Receipt, newest):
         if receipt.rules not in rules[:1]:
             rules = [receipt.rules, *rules][:MOST_RULES]
         batches[receipt.step] = receipt.batch

@@ -7,7 +7,6 @@ what was not committed, as of `metrics.jsonl`.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from collections.abc import Mapping
@@ -18,19 +17,22 @@ from typing import Any
 import orjson
 
 from counterpoint.orchestrator import metrics
-from counterpoint.orchestrator.receipts.receipt import FORMAT
+from counterpoint.run.receipts import (
+    FORMAT,
+    MOST_PROBE_BYTES,
+    RECEIPTS_FILE,
+    digest_of_probe,
+    head_of,
+    newest_receipt,
+)
 from counterpoint.transport.files.atomic import published_steps
-from counterpoint.transport.files.json_lines import append_bytes, lines_from_end, read_lines
+from counterpoint.transport.files.json_lines import append_bytes, read_lines
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
 
 logger = logging.getLogger(__name__)
 
-RECEIPTS_FILE = "receipts.jsonl"
-
 RECEIPT_FILE = "receipt.json"
 """A step's receipt in its checkpoint."""
-
-_MOST_PROBE_BYTES = 16 * 2**20
 
 
 class ReceiptChain:
@@ -40,7 +42,7 @@ class ReceiptChain:
         """`code` are the hashes of the environments' code (`code_of`), which each receipt has."""
         self._path = run_dir / RECEIPTS_FILE
         self._broadcast = run_dir / "broadcast"
-        self._head = next((head_of(raw) for _, raw, line in lines_from_end(self._path) if line is not None), "")
+        self._head, _ = newest_receipt(self._path)
         self._code = dict(code or {})
         self._seen: dict[int, tuple[int, int]] = {}
         """The broadcasts whose weights a receipt names: inode and time of the last change of `probe.json`, by version."""
@@ -65,7 +67,7 @@ class ReceiptChain:
                 state = os.stat(path)
                 if self._seen.get(version) == (state.st_ino, state.st_mtime_ns):
                     continue
-                found[str(version)] = digest_of_probe(read_json(path, _MOST_PROBE_BYTES))
+                found[str(version)] = digest_of_probe(read_json(path, MOST_PROBE_BYTES))
                 self._seen[version] = state.st_ino, state.st_mtime_ns
             except FileNotFoundError:
                 continue  # the trainer has removed it
@@ -73,21 +75,6 @@ class ReceiptChain:
                 logger.warning("no receipt names the weights of version %d: %s", version, error)
         self._seen = {version: seen for version, seen in self._seen.items() if version in versions}
         return found
-
-
-def head_of(line: bytes) -> str:
-    """Returns the hash of a receipt's line: SHA-256 of its bytes, without the newline."""
-    return hashlib.sha256(line.rstrip(b"\n")).hexdigest()
-
-
-def digest_of_probe(probe: dict[str, Any]) -> str:
-    """Returns one hash for the digests that a trainer published for weights. Raises `AttributeError` for what is no probe."""
-    lines = sorted(
-        f"{precision} {layer} {value}\n"
-        for precision, layers in probe.get("digests", {}).items()
-        for layer, value in layers.items()
-    )
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def repair(run_dir: Path, newest_step: int) -> None:

@@ -21,8 +21,6 @@ from counterpoint.environments.registry import BUILT_IN
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.records import Turn
 
-FORMAT = 1
-
 RecordHashes: TypeAlias = tuple[bytes, bytes]
 """SHA-256 of a rollout's line, newline included, and of its frame of tokens; empty without one."""
 

@@ -26,6 +26,8 @@ from counterpoint.transport.messages import SECONDS
 from counterpoint.transport.records import Batch
 from counterpoint.transport.wires.link import SharedConnection
 from counterpoint.transport.wires.open import open_connection
+from counterpoint.verify.report import SOUND
+from counterpoint.verify.run import verify
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.trainer.conftest import make_batch
 from tests.trainer.orchestrator_end import send_signal, trainer_process
@@ -84,7 +86,7 @@ async def client(
 ) -> AsyncIterator[DrivenRun]:
     """The run as a new process of the client finds it."""
     described = run or trained()
-    journal = Journal(config.output_dir / "items" / described.run_id, described.run_id, 2**30)
+    journal = Journal(config.output_dir / "loops" / described.run_id, described.run_id, 2**30)
     connection = connection or open_connection(config.transport, config.output_dir)
     driven = DrivenRun(described, config.output_dir, connection, journal)
     await driven.start()
@@ -123,6 +125,10 @@ async def test_weights_and_results_are_those_of_a_native_run(
                 await asyncio.gather(*await pipelined(run))
                 check_equal(load_file(await run.publish("after") / WEIGHTS), weights)
     assert found == columns
+    report = verify(config.output_dir / "run_one")
+    assert (report.code, report.unit) == (SOUND, "item"), report.text()
+    assert report.checked["publications"] == 2
+    assert report.checked["checkpoints of the trainer"] >= 1
 
 
 async def pipelined(run: DrivenRun) -> list[asyncio.Task[None]]:

@@ -20,10 +20,10 @@ from counterpoint.job.admin.join import Joined, join_run
 from counterpoint.job.configuration.layers import read_flags
 from counterpoint.job.configuration.load import merge, to_toml
 from counterpoint.job.directory import is_running, written_config
-from counterpoint.orchestrator.receipts.chain import RECEIPTS_FILE, head_of
 from counterpoint.orchestrator.step import checkpoint
 from counterpoint.run.changes import apply, in_force, read_journal, without_removed
 from counterpoint.run.config import RunConfig
+from counterpoint.run.receipts import RECEIPTS_FILE, head_of
 from counterpoint.trainer.taken_over import (
     DESCRIPTION,
     durable_directories,
