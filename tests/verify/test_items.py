@@ -102,6 +102,16 @@ def test_a_kill_between_answer_and_receipt_loses_none(job: Path) -> None:
     assert path.read_bytes().splitlines(keepends=True) == lines
 
 
+def test_a_publication_whose_item_has_no_receipt_yet_is_no_damage(job: Path) -> None:
+    with publish_directory(job / "run_one/published/.last.2") as place:
+        (place / "probe.json").write_text('{"digests": {"float32": {"": "2f"}}}')
+    assert verify(job / "run_one").code == DAMAGED, "all items have receipts"
+    journal_of(job).write_item(Ask(ITEMS + 1, b"", None), b"")
+    report = verify(job / "run_one")
+    assert report.code == SOUND, report.text()
+    assert report.unchecked["publications, which an item without a receipt may have made"] == 1
+
+
 def test_items_that_left_the_journal_are_counted(job: Path) -> None:
     head = verify(job / "run_one").head
     for number in range(1, 4):
