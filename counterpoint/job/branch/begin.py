@@ -48,7 +48,7 @@ FORMAT = 1
 _MAX_BYTES = 2**20
 
 _UNFINISHED = ".branching"
-"""In the directory of a branch that is being prepared, or whose preparation was killed."""
+"""In the directory of a branch that is being prepared, or whose preparation was killed. Beside `BRANCH_FILE` it says nothing."""
 
 FIXED = (
     "output_dir", "run_id", "model", "served_model", "seed", "driven", "training.optimizer", "training.start_from",
@@ -165,11 +165,12 @@ def _prepared(config: RunConfig, run_id: str) -> Iterator[Path]:
     """Yields the branch's directory, which is one once the block ends. Raises `Refused` if the name is taken."""
     run_dir, trained = config.run_dir, config.output_dir / "trainer" / config.run_id
     unfinished = run_dir / _UNFINISHED
-    if not unfinished.exists() and (run_dir.exists() or trained.exists()):
+    was_killed = unfinished.exists() and not (run_dir / BRANCH_FILE).exists()
+    if not was_killed and (run_dir.exists() or trained.exists()):
         raise Refused(
             f"there is a run {config.run_id} already in {config.output_dir}; choose another name for the branch"
         )
-    for directory in (run_dir, trained) if unfinished.exists() else ():
+    for directory in (run_dir, trained) if was_killed else ():
         remove_directory(directory)
     run_dir.mkdir()
     unfinished.touch()

@@ -184,6 +184,14 @@ def test_a_preparation_that_was_killed_is_made_anew(original: RunConfig, monkeyp
         branch(original.output_dir, "old", FROM, "new", {})
 
 
+def test_a_branch_stays_whose_preparation_was_killed_at_its_end(original: RunConfig) -> None:
+    config = branch(original.output_dir, "old", FROM, "new", {})
+    (config.run_dir / ".branching").touch()  # its removal is what the kill prevented
+    with pytest.raises(Refused, match="there is a run new already"):
+        branch(original.output_dir, "old", FROM, "new", {})
+    assert origin_of(config.run_dir) is not None
+
+
 def test_the_command_says_how_to_start_it_and_what_was_not_kept(
     original: RunConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
