@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SEED = 12
-"""With which the trainer and orchestrators are killed; vLLM, which takes a minute to return, is killed in `tests/whole_job`."""
+"""The signal that kills trainer and orchestrators; vLLM takes a minute to return, and is killed in `tests/whole_job`."""
 
 
 @pytest.mark.slow

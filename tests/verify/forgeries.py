@@ -195,7 +195,7 @@ def recorded_token(run_dir: Path, step: int, draw: random.Random) -> None:
 
 
 def recorded_hash(run_dir: Path, step: int, draw: random.Random) -> None:
-    """Of a prompt, which the batch has, too."""
+    """The hash of a prompt, which the batch has, too."""
     lines = lines_of(records(run_dir, step))
     trained = [number for number, line in enumerate(lines) if orjson.loads(line)["filtered_by"] is None]
     line = orjson.loads(lines[number := draw.choice(trained)])

@@ -24,7 +24,7 @@ from counterpoint.verify.run import verify
 from tests.support.polling import DEADLINE_SECONDS
 
 ITEMS = 6
-"""Of which every second one updates, the fourth fails, and the fifth publishes."""
+"""The number of items: every second one updates, the fourth fails, and the fifth publishes."""
 
 
 class Trainer:

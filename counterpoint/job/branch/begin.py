@@ -41,14 +41,14 @@ from counterpoint.transport.files.json_lines import append_bytes, read_lines
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
 
 BRANCH_FILE = "branch.json"
-"""In the directory of a run that is a branch: an `BranchOrigin`."""
+"""In the directory of a run that is a branch: a `BranchOrigin`."""
 
 FORMAT = 1
 
 _MAX_BYTES = 2**20
 
 _UNFINISHED = ".branching"
-"""In the directory of a branch that is being prepared, or whose preparation was killed. Beside `BRANCH_FILE` it says nothing."""
+"""Marks the directory of a branch that is being prepared, or was when a kill came. It says nothing beside `BRANCH_FILE`."""
 
 FIXED = (
     "output_dir", "run_id", "model", "served_model", "seed", "driven", "training.optimizer", "training.start_from",
