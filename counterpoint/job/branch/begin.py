@@ -41,7 +41,7 @@ from counterpoint.transport.files.json_lines import append_bytes, read_lines
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
 
 BRANCH_FILE = "branch.json"
-"""In the directory of a run that is a branch: a `BranchOrigin`."""
+"""The file with the `BranchOrigin`, in the directory of a run that is a branch."""
 
 FORMAT = 1
 

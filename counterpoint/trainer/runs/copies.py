@@ -20,8 +20,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import shutil
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -43,6 +41,7 @@ from counterpoint.transport.files.atomic import (
     write_atomically,
 )
 from counterpoint.transport.files.format_number import check_format
+from counterpoint.transport.files.links import link_file
 from counterpoint.transport.files.untrusted import open_regular, read_json
 
 logger = logging.getLogger(__name__)
@@ -93,7 +92,7 @@ def keep(output_dir: Path, run_id: str, step: int) -> None:
     source = checkpoint.checkpoints_directory(output_dir, run_id) / f"step_{step}"
     with publish_directory(target) as directory:
         for path in (source / _DESCRIPTION, *source.glob("*.safetensors")):  # one file of each rank
-            _link(path, directory / path.name)
+            link_file(path, directory / path.name)
         (source / STABLE).stat()  # a removal begins with it: all files above were there
 
 
@@ -110,7 +109,7 @@ def accept(output_dir: Path, receiver: str, copy: Copy, run: Run | None) -> None
             _check_schedule(copy, position, run)
         with publish_directory(copies_directory(output_dir, receiver) / f"step_{copy.step}") as directory:
             for name in (_STATE, _DESCRIPTION):
-                _link(source / name, directory / name)
+                link_file(source / name, directory / name)
             (directory / _COPY).write_text(json.dumps({"format": FORMAT, **asdict(copy)}) + "\n")
     except FileNotFoundError as error:
         raise CopyRefused(f"step {copy.source_step} of run {copy.source} is no longer durable: {error}") from error
@@ -333,14 +332,3 @@ def _words(training: Any) -> str:
         else "all weights"
     )
     return f"{training.get('optimizer')} and {kind}"
-
-
-def _link(source: Path, target: Path) -> None:
-    """Makes `target` the same file as `source`, which is never written again; a copy where the disk has no links."""
-    open_regular(source).close()
-    try:
-        os.link(source, target)
-    except FileNotFoundError:
-        raise
-    except OSError:
-        shutil.copyfile(source, target)
