@@ -78,8 +78,16 @@ class StartedJob:
 
     def status(self) -> JobSnapshot:
         """Returns the job's present status, without runs until they have begun. Raises `UserError` if it could not begin."""
-        if self.code is None and (self.is_beginning or not (self.directory / JOB_FILE).exists()):
-            return JobSnapshot(self.directory, None, {}, [], running=True)
+        while self.code is None:
+            place = _inode(self.directory)
+            if self.is_beginning or not (self.directory / JOB_FILE).exists():
+                return JobSnapshot(self.directory, None, {}, [], running=True)
+            try:
+                return self._status.read()
+            except UserError:
+                if place == _inode(self.directory):
+                    raise
+                # The command has just moved the directory of an earlier job aside.
         return self._status.read()
 
     def wait(self, timeout_seconds: float | None = None, *, check: bool = False) -> int:
@@ -198,3 +206,10 @@ def _flags(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, st
                 yield above + name, exact_json.dumps(value).decode()
             except TypeError as error:
                 raise UserError(f"{above}{name}: {error}") from None
+
+
+def _inode(directory: Path) -> int | None:
+    try:
+        return directory.stat().st_ino
+    except FileNotFoundError:
+        return None

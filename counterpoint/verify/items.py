@@ -48,9 +48,7 @@ def verify_items(path: Path, report: Verdict, head: str | None) -> None:
         with report.reading(file_name, may_miss=True):
             is_same = read(next(run.lines(file_name), b""), ProbeFile).digest == digest
             # An item is published before it is answered, and a kill or a look may come between the two.
-            report.count(
-                is_same or not is_open, "publications", "publications, which an item without a receipt may have made"
-            )
+            report.count(is_same or not is_open, "publications", "publications, maybe of an item without a receipt")
             if not is_same and not is_open:
                 report.damage(file_name, "its digests are not those of the newest receipt that published it")
     for step in Directory(path.parent / trainer).steps("checkpoints"):

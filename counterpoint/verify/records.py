@@ -58,9 +58,8 @@ def read_records(run: Directory, receipt: Receipt, report: Verdict) -> list[Play
         name = f"{directory}/tokens.bin"
         frames = _parts(name, partial(_frames, run), receipt.step, report)
         _compare(report, name, receipt.step, frames, [each[DIGITS:] for each in receipt.rollouts], names)
-    hashes = [
-        sha256(part).digest() for pair in zip(lines, frames or lines, strict=False) for part in pair[: 1 + bool(frames)]
-    ]
+    parts = [part for pair in zip(lines, frames, strict=False) for part in pair] if frames else lines
+    hashes = [sha256(part).digest() for part in parts]
     if report.total == before and sha256(b"".join(hashes)).hexdigest() != receipt.records:
         report.damage(name, "the hash of the step's records is not the receipt's", receipt.step)
     report.checked["records of steps"] += 1

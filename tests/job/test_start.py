@@ -10,6 +10,8 @@ import pytest
 import tomli_w
 
 import counterpoint
+from counterpoint.job.directory import JOB_FILE
+from counterpoint.job.reading.status import JobSnapshot, StatusReader
 from counterpoint.transport.errors import UserError
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.support.running_job import settings
@@ -91,6 +93,31 @@ def test_a_job_that_has_just_started_reads_as_empty(tmp_path: Path) -> None:
         wait_until(lambda: not job.is_beginning, "the command to take the directory", DEADLINE_SECONDS)
         assert job.status().as_json()["running"], job.output
         wait_until(lambda: len(counterpoint.read(job.directory).steps()) == 0, "the former job to be moved aside")
+    finally:
+        job.stop(DEADLINE_SECONDS)
+
+
+@pytest.mark.slow
+def test_the_status_survives_that_the_earlier_job_is_moved_aside_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = counterpoint.start(written(tmp_path))
+    read = StatusReader.read
+
+    def moved_meanwhile(reader: StatusReader) -> JobSnapshot:
+        monkeypatch.undo()
+        job.directory.rename(tmp_path / "job.1")
+        return read(reader)
+
+    try:
+        wait_until((job.directory / JOB_FILE).exists, "the job's file", DEADLINE_SECONDS)
+        monkeypatch.setattr(StatusReader, "read", moved_meanwhile)
+        assert job.status().as_json()["running"]
+        assert job.status().as_json()["runs"] == []
+        (tmp_path / "job.1").rename(job.directory)
+        (job.directory / JOB_FILE).write_text("{")
+        with pytest.raises(UserError, match=JOB_FILE):
+            job.status()
     finally:
         job.stop(DEADLINE_SECONDS)
 
