@@ -64,6 +64,7 @@ from counterpoint.orchestrator.step.merge_process import MergeProcess
 from counterpoint.orchestrator.step.sender import Sender
 from counterpoint.orchestrator.teacher import teacher_of
 from counterpoint.orchestrator.telemetry.endpoint import RunTelemetry
+from counterpoint.run.batch_files import KeptBatches
 from counterpoint.run.changes import Change
 from counterpoint.run.config import RunConfig
 from counterpoint.run.loop_health.health import LoopMonitors
@@ -163,6 +164,7 @@ class Components:
             config.transport.largest_batch,
             reports.waiting,
             reports.activity.spans,
+            KeptBatches(config.keep_batches, config.keep_batches_gib),
         )
         resources.push_async_callback(self.sender.close)
         reports.activity.observe(self.pool, newest_step)
@@ -192,6 +194,7 @@ class Components:
             {environment.name: environment.state_columns for environment in config.environments},
             gather_chunk_size=config.gather_chunk_size,
             keep_checkpoints=config.keep_checkpoints,
+            keep_every=config.training.keep_every,
             keep_rollouts=config.keep_rollouts,
             merge_chunk=merge_chunk,
             transcribe=_transcriber(config, loaded.chat),

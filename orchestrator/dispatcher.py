@@ -279,7 +279,8 @@ class Dispatcher:
             checkpoint = self._checkpoint(self._sender.newest_step, self._scheduler.state(), ready)
             with self._hooks.commit_in_progress():
                 await in_thread(save, self._discarded.report(), self._config.run_dir, self._newest_discarded())
-                await in_thread(write_checkpoint, self._config.run_dir, checkpoint, self._config.keep_checkpoints)
+                kept = self._config.keep_checkpoints, self._config.training.keep_every
+                await in_thread(write_checkpoint, self._config.run_dir, checkpoint, *kept)
 
     @property
     def last_phases(self) -> Mapping[str, Sequence[Interval]]:

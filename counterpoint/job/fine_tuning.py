@@ -126,7 +126,8 @@ def _settings(job: JobConfig) -> dict[str, Any]:
     """Returns what decides about the weights, for JSON."""
     others = {"output_dir", "model", "run_id", "resume", "trainer"}
     settings = sft_of(job).model_dump(mode="json", exclude_unset=True, exclude=others)
-    settings["training"].pop("checkpoint_interval", None)
+    for key in ("checkpoint_interval", "keep_every"):
+        settings["training"].pop(key, None)
     return settings
 
 

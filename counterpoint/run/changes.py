@@ -98,16 +98,22 @@ def completed(config: RunConfig, changes: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises `ChangeRefused`.
     """
-    before = config.advantage.overlong
-    if before is None or "advantage.overlong" in changes:
+    given = given_overlong(config)
+    if given is None or "advantage.overlong" in changes:
         return dict(changes)
-    table = before.model_dump(mode="json")
-    defaults = {"longest": config.longest_completion, "buffer": default_buffer(table["longest"])}
-    given = {name: value for name, value in table.items() if value != defaults.get(name)}
     after = apply(config, {**changes, "advantage.overlong": given}).advantage.overlong
-    if after is None or after == before:
+    if after is None or after == config.advantage.overlong:
         return dict(changes)
     return {**changes, "advantage.overlong": after.model_dump(mode="json")}
+
+
+def given_overlong(config: RunConfig) -> dict[str, Any] | None:
+    """Returns `advantage.overlong` without the values that follow from the longest completion; None if it is unset."""
+    if config.advantage.overlong is None:
+        return None
+    table = config.advantage.overlong.model_dump(mode="json")
+    defaults = {"longest": config.longest_completion, "buffer": default_buffer(table["longest"])}
+    return {name: value for name, value in table.items() if value != defaults.get(name)}
 
 
 def _sentence(error: ErrorDetails, changes: Mapping[str, Any], config: RunConfig) -> str:

@@ -308,6 +308,14 @@ class RunConfig(TrainedRun):
     keep_rollouts: int = Field(default=1000, ge=1)
     """Steps whose records in `rollouts/` are kept, for people and tools. What the trainer may still ask for is kept."""
 
+    keep_batches: int = Field(default=0, ge=0)
+    """Steps whose batches are kept after a checkpoint of the trainer covers them, so that a branch can train them again without
+    some of their data, and `counterpoint verify` can compare them (docs/receipts.md). They leave with the step's records, after
+    `keep_rollouts`."""
+
+    keep_batches_gib: float | None = Field(default=None, gt=0)
+    """The most that these may take on the disk, in GiB: the newest ones stay. Unset: as many as `keep_batches` says."""
+
     stall_warning_seconds: float = Field(default=60.0, gt=0)
     """Seconds without progress after which the watchdog logs what is awaited and since when."""
 

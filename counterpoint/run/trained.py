@@ -117,6 +117,10 @@ class TrainingConfig(Config):
     checkpoint_interval: int = Field(default=10, ge=1)
     """Steps between the trainer's checkpoints. The orchestrator keeps batches until a checkpoint covers them."""
 
+    keep_every: int | None = Field(default=None, ge=1)
+    """Keep the checkpoints of each step that is a multiple of it, of trainer and orchestrator, besides the newest ones: a branch
+    (docs/operations.md) can go on from it. Nothing removes them. Unset: the newest ones alone."""
+
     token_export: bool = False
     """Write every trained token with its probabilities to `trainer/tokens/` as JSON Lines, for debugging. It grows with each
     step, and nothing removes a file: delete them by hand."""
@@ -149,6 +153,10 @@ class TrainingConfig(Config):
                 'updates_per_step = 1, or a kind with a ratio, such as "importance_ratio" or "ppo"'
             )
         return self
+
+    def has_checkpoint(self, step: int) -> bool:
+        """Whether the trainer writes a checkpoint of this step."""
+        return step % self.checkpoint_interval == 0 or (self.keep_every is not None and step % self.keep_every == 0)
 
     @property
     def reference_is_start(self) -> bool:

@@ -118,9 +118,8 @@ def _frames(data: memoryview) -> Iterator[memoryview]:
                 offset += 8 + _aligned(length)
         elif magic == b"CPBATCH3" == bytes(data[-8:]):
             (count,) = struct.unpack_from("<Q", data, len(data) - 16)
-            begin = len(data) - 16 - _PLACE.size * min(count, _MOST_FRAMES)
-            for number in range(min(count, _MOST_FRAMES)):
-                first, length = _PLACE.unpack_from(data, begin + number * _PLACE.size)
+            places = data[-16 - _PLACE.size * min(count, _MOST_FRAMES) : -16]
+            for first, length in _PLACE.iter_unpack(places):
                 yield data[first : first + length]
         else:
             raise Unreadable("it is no batch")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 MOST_LINE_BYTES = 256 * 2**20
 
-_STEP = re.compile(r"step_([1-9][0-9]{0,14}|0)")
+_NUMBER = re.compile(r"[1-9][0-9]{0,14}|0")
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _FLOCK = struct.Struct("hhqqi0q")
 _WHOLE_FILE = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -54,16 +54,16 @@ class Directory:
         """Whether something lies there."""
         return os.path.lexists(self.path / name)
 
-    def names(self, name: str) -> list[str]:
-        """Returns the names in a directory; none without it."""
+    def numbers(self, name: str, before: str) -> list[int]:
+        """Returns the numbers in the names of a directory that have `before` before a number, in order; none without it."""
         with suppress(FileNotFoundError, NotADirectoryError):
-            return os.listdir(self.path / name)
+            names = [each.removeprefix(before) for each in os.listdir(self.path / name) if each.startswith(before)]
+            return sorted(int(each) for each in names if _NUMBER.fullmatch(each))
         return []
 
     def steps(self, name: str) -> list[int]:
         """Returns the published steps in a directory, in order."""
-        found = [int(match[1]) for each in self.names(name) if (match := _STEP.fullmatch(each))]
-        return sorted(step for step in found if self.has(f"{name}/step_{step}/STABLE"))
+        return [step for step in self.numbers(name, "step_") if self.has(f"{name}/step_{step}/STABLE")]
 
     def lines(self, name: str) -> Iterator[bytes]:
         """Yields a file's lines, newlines included. Raises `Unreadable` for a line that is too long, as `open` else."""

@@ -95,6 +95,12 @@ class ItemReceipt(Struct, rename={"step": "item"}):
     weights: dict[str, str] = {}
 
 
+class BranchStart(Struct):
+    """What is read of a branch's `branch.json`: the step of the other run after which it goes on."""
+
+    step: int
+
+
 class RecordedTurn(Struct):
     """A turn of a record."""
 
@@ -170,7 +176,7 @@ class TrainerState(Struct):
     progress: Trained
 
 
-Read = TypeVar("Read", Receipt, ItemReceipt, Played, ProbeFile, TrainerState)
+Read = TypeVar("Read", BranchStart, Receipt, ItemReceipt, Played, ProbeFile, TrainerState)
 
 
 def read(data: bytes, kind: type[Read]) -> Read:

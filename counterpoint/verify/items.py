@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from pathlib import Path
 
 from counterpoint.verify.chain import FILE, receipts
 from counterpoint.verify.files import Directory
-from counterpoint.verify.formats import ItemReceipt, ProbeFile, TrainerState, read
+from counterpoint.verify.formats import ItemReceipt, ProbeFile, read
 from counterpoint.verify.report import Verdict
+from counterpoint.verify.training import checkpoints_of
 
 
 def verify_items(path: Path, report: Verdict, head: str | None) -> None:
@@ -17,11 +17,8 @@ def verify_items(path: Path, report: Verdict, head: str | None) -> None:
     report.unit = "item"
     journals = f"loops/{report.run}", f"service/models/{report.run}/items"
     place = next((each for each in journals if (path.parent / each).is_dir()), journals[0])
-    run, job, trainer = Directory(path), Directory(path.parent), f"trainer/{report.run}"
-    names = job.names(place)
-    answers = [name.removeprefix("answer_") for name in names]
-    # A kill may have kept one answer from the chain.
-    newest = max((int(each) for each in answers if each.isdecimal()), default=1) - 1
+    run, job = Directory(path), Directory(path.parent)
+    newest = max(job.numbers(place, "answer_"), default=1) - 1  # a kill may have kept one answer from the chain
     former: int | None = None
     updates: dict[int, int] = {}
     weights: dict[str, str] = {}
@@ -37,26 +34,20 @@ def verify_items(path: Path, report: Verdict, head: str | None) -> None:
             with report.reading(f"{place}/{name}", receipt.step, may_miss=True), job.open(f"{place}/{name}") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != said:
                     report.damage(f"{place}/{name}", "it is not the one of the receipt", receipt.step)
-    asked = [int(number) for each in names if (number := each.removeprefix("item_")).isdecimal()]
-    is_open = max(asked, default=0) > max(updates, default=0)
+    is_open = max(job.numbers(place, "item_"), default=0) > max(updates, default=0)
     for name, digest in weights.items():
         # The name is a link to the newest of these.
-        places = [
-            found for each in run.names("published") if (found := re.fullmatch(rf"\.{re.escape(name)}\.(\d+)", each))
-        ]
-        file_name = f"published/{max(places, key=lambda each: int(each[1]))[0] if places else name}/probe.json"
+        places = run.numbers("published", f".{name}.")
+        file_name = f"published/{f'.{name}.{places[-1]}' if places else name}/probe.json"
         with report.reading(file_name, may_miss=True):
             is_same = read(next(run.lines(file_name), b""), ProbeFile).digest == digest
             # An item is published before it is answered, and a kill or a look may come between the two.
             report.count(is_same or not is_open, "publications", "publications, maybe of an item without a receipt")
             if not is_same and not is_open:
                 report.damage(file_name, "its digests are not those of the newest receipt that published it")
-    for step in Directory(path.parent / trainer).steps("checkpoints"):
-        name = f"{trainer}/checkpoints/step_{step}/state.json"
-        with report.reading(name, step):
-            made = read(b"".join(job.lines(name)), TrainerState).progress
-            if made.item in updates:
-                report.checked["checkpoints of the trainer"] += 1
-                if updates[made.item] != made.step:
-                    what = f"it is of update {made.step} by item {made.item}, whose receipt has {updates[made.item]}"
-                    report.damage(name, what, step)
+    for step, file_name, made in checkpoints_of(path.parent, report):
+        if made.item in updates:
+            report.checked["checkpoints of the trainer"] += 1
+            if updates[made.item] != made.step:
+                what = f"it is of update {made.step} by item {made.item}, whose receipt has {updates[made.item]}"
+                report.damage(file_name, what, step)

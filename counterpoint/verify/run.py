@@ -8,7 +8,7 @@ from pathlib import Path
 from counterpoint.verify.advantages import check_advantages
 from counterpoint.verify.chain import FILE, receipts
 from counterpoint.verify.files import Directory, Unreadable
-from counterpoint.verify.formats import ItemReceipt, Receipt, Rules, read
+from counterpoint.verify.formats import BranchStart, ItemReceipt, Receipt, Rules, read
 from counterpoint.verify.groups import Groups, check_shipped
 from counterpoint.verify.items import verify_items
 from counterpoint.verify.records import Step, read_records
@@ -41,6 +41,8 @@ def verify(path: Path, head: str | None = None) -> Verdict:
     code: dict[str, str] | None = None
     # The records of one more step may be there: they are written before its commit.
     newest = max([*run.steps("checkpoints"), *(each - 1 for each in run.steps("rollouts"))], default=0)
+    with report.reading("branch.json", may_miss=True):  # a branch has receipts of its own steps alone
+        newest *= newest > read(next(run.lines("branch.json"), b""), BranchStart).step
     for receipt in receipts(run, report, head, Receipt, newest):
         if receipt.rules not in rules[:1]:
             rules = [receipt.rules, *rules][:MOST_RULES]
@@ -64,7 +66,7 @@ def verify(path: Path, head: str | None = None) -> Verdict:
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # values of any size and kind
             step.damage(f"nothing can be computed with it: {error}")
     check_weights(run, weights, report)
-    check_trained(Directory(path.parent / "trainer" / report.run), batches, report)
+    check_trained(path.parent, batches, report)
     if not report.steps and not report.findings:
         report.damage(
             ".", "this run has no receipts: it is older than these, or has committed no step", code=NO_RECEIPTS

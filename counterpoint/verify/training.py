@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from counterpoint.verify.advantages import OVER_STEP, base_advantages
 from counterpoint.verify.arrays import Arrays, TrainedBatch, read_batch
 from counterpoint.verify.files import Directory
-from counterpoint.verify.formats import Filter, Played, ProbeFile, TrainerState, read
+from counterpoint.verify.formats import Filter, Played, ProbeFile, Trained, TrainerState, read
 from counterpoint.verify.records import DIGITS, Step
 from counterpoint.verify.report import Verdict
 
@@ -49,19 +50,24 @@ def _is_hash(said: str | None, ids: npt.NDArray[np.int32]) -> bool:
     return said is None or sha256(ids.tobytes()).hexdigest()[:DIGITS] == said
 
 
-def check_trained(trainer: Directory, batches: dict[int, str], report: Verdict) -> None:
-    """Compares the batches that the trainer's checkpoints of the run say to have trained with those of receipts."""
+def checkpoints_of(job: Path, report: Verdict) -> Iterator[tuple[int, str, Trained]]:
+    """Yields each checkpoint that the trainer has of the run: its step, its file, and what that says to have trained."""
+    trainer = Directory(job / "trainer" / report.run)
     for step in trainer.steps("checkpoints"):
         name = f"checkpoints/step_{step}/state.json"
-        file = f"trainer/{report.run}/{name}"
-        with report.reading(file, step):
-            trained = read(b"".join(trainer.lines(name)), TrainerState).progress
-            if not trained.batch or (expected := batches.get(trained.step)) is None:
-                continue
-            report.checked["batches that the trainer's checkpoints name"] += 1
-            if trained.batch != expected:
-                what = f"it has trained another batch, {trained.batch}, than that of the receipt, {expected}"
-                report.damage(file, what, step)
+        with report.reading(f"trainer/{report.run}/{name}", step):
+            yield step, f"trainer/{report.run}/{name}", read(b"".join(trainer.lines(name)), TrainerState).progress
+
+
+def check_trained(job: Path, batches: dict[int, str], report: Verdict) -> None:
+    """Compares the batches that the trainer's checkpoints of the run say to have trained with those of receipts."""
+    for step, file, made in checkpoints_of(job, report):
+        if not made.batch or (expected := batches.get(made.step)) is None:
+            continue
+        report.checked["batches that the trainer's checkpoints name"] += 1
+        if made.batch != expected:
+            what = f"it has trained another batch, {made.batch}, than that of the receipt, {expected}"
+            report.damage(file, what, step)
 
 
 def check_weights(run: Directory, weights: dict[str, list[str]], report: Verdict) -> None:
@@ -130,26 +136,29 @@ def _repeats(config: Filter, ids: list[int]) -> bool:
 
 
 def check_batch(run: Directory, step: Step) -> None:
-    """Compares `batch.bin`, if it is still there, with the receipt and the records."""
-    receipt, name = step.receipt, f"rollouts/step_{step.receipt.step}/batch.bin"
+    """Compares the batch, if it is still there, with the receipt and the records."""
+    directory = f"rollouts/step_{step.receipt.step}"
+    file = "kept_batch.bin" if run.has(f"{directory}/kept_batch.bin") else "batch.bin"
+    name = f"{directory}/{file}"
     step.report.count(run.has(name), "batches", "batches that were trained long ago and removed")
-    batch = None
-    with step.report.reading(name, receipt.step, may_miss=True):
-        batch = read_batch(run, name)
-    if batch is None:
-        return
+    with step.report.reading(name, step.receipt.step, may_miss=True):
+        _compare_batch(read_batch(run, name), step, file)
+
+
+def _compare_batch(batch: TrainedBatch, step: Step, file: str) -> None:
+    receipt = step.receipt
     if (batch.digest, batch.step) != (receipt.batch, receipt.step):
         what = f"its digest is {batch.digest} of step {batch.step}; the receipt has {receipt.batch}"
-        step.damage(what, file="batch.bin")
+        step.damage(what, file=file)
     lines = {each.rollout_id: each for each in step.recorded if each.is_trained}
     samples: dict[str, list[int]] = {}
     for index, sample in enumerate(batch.samples):
         samples.setdefault(sample[0], []).append(index)
     for rollout in samples.keys() ^ lines.keys():
-        step.damage("it is trained by batch or record, and not by the other", rollout, "batch.bin")
+        step.damage("it is trained by batch or record, and not by the other", rollout, file)
     for rollout, indices in samples.items():
         if (each := lines.get(rollout)) is not None and (fault := _difference(batch, indices, each)):
-            step.damage(fault, rollout, "batch.bin")
+            step.damage(fault, rollout, file)
 
 
 def _difference(batch: TrainedBatch, indices: Sequence[int], each: Played) -> str | None:

@@ -15,6 +15,8 @@ from typing import Any
 
 from counterpoint.orchestrator.early_warnings.rules import Sign, found_in
 from counterpoint.orchestrator.early_warnings.seen import Seen
+from counterpoint.run.branches import BranchOrigin, origin_of
+from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.appended_lines import AppendedLines
 from counterpoint.transport.files.untrusted import UntrustedFileError, object_in, open_regular
 from counterpoint.transport.printable import printable, shortened
@@ -75,6 +77,8 @@ class Watch:
         self._is_failing = False
         self._own, self._trained = output_dir / f"run_{run_id}" / "metrics.jsonl", output_dir / TRAINED_FILE
         self._following = AppendedLines(self._trained, END_BYTES)
+        self._origin: BranchOrigin | None = None
+        """Where the run comes from, if it is a branch: until then that run's figures are its own."""
         self._seen: Seen | None = None
         self._present: dict[tuple[Sign, str], EarlyWarning] = {}
         self._logged: dict[tuple[Sign, str], int] = {}
@@ -114,20 +118,27 @@ class Watch:
     def _restore(self, seen: Seen, step: int) -> None:
         """Takes up the steps before, of an earlier process."""
         try:
+            self._origin = origin_of(self._own.parent)
             for line in _lines_of(AppendedLines(self._own, END_BYTES), b"{"):
                 if isinstance(before := line.get("step"), int) and before < step:
                     seen.add(line)
                     self._present = {(each.sign, each.about): each for each in read_warnings(line)}
-        except (OSError, UntrustedFileError) as error:
+        except (OSError, UntrustedFileError, UserError) as error:
             logger.warning("%s: early warnings begin anew, since it cannot be read: %s", self._own, error)
 
     def _follow(self, seen: Seen) -> None:
         try:
-            for line in _lines_of(self._following, self._run_id.encode()):
-                if line.get("run_id") == self._run_id:
+            having = self._run_id if self._origin is None else ""
+            for line in _lines_of(self._following, having.encode()):
+                if self._is_own(line):
                     seen.add(line)
         except (OSError, UntrustedFileError) as error:
             logger.warning("%s: early warnings lack its metrics: %s", self._trained, error)
+
+    def _is_own(self, line: Mapping[str, Any]) -> bool:
+        run, step, origin = line.get("run_id"), line.get("step"), self._origin
+        shared = origin is not None and isinstance(step, int) and run == origin.run and step <= origin.trained
+        return run == self._run_id or shared
 
 
 def _lines_of(lines: AppendedLines, having: bytes) -> Iterator[dict[str, Any]]:

@@ -55,6 +55,7 @@ class StepBoundary:
     state_columns: Mapping[str, Sequence[str]]
     gather_chunk_size: int | None = None
     keep_checkpoints: int = 2
+    keep_every: int | None = None
     keep_rollouts: int = 1000
     dump: DumpHeader | None = None
     """The dumps' header, without `step` and `shipped`, or None for no dumps."""
@@ -232,7 +233,9 @@ class StepInProgress:
                 own = {"batch": codec.digest_of(self._batch), **records_of(self._hashes)}
                 self._receipt = self.boundary.receipts.receipt(self.boundary.run_id, self.step, {**facts, **own})
             checkpoint = replace(checkpoint, line=self._line | self.clock.so_far(), receipt=self._receipt)
-            write_checkpoint(self.boundary.run_dir, checkpoint, self.boundary.keep_checkpoints)
+            write_checkpoint(
+                self.boundary.run_dir, checkpoint, self.boundary.keep_checkpoints, self.boundary.keep_every
+            )
 
     def finish(self) -> MetricsLine:
         """Appends the step's metrics line and returns it. Prunes old records and gives freed memory back. Blocks."""

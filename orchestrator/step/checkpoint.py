@@ -30,9 +30,9 @@ from counterpoint.transport.configuration.toml_file import without_places
 from counterpoint.transport.errors import CheckpointError
 from counterpoint.transport.files.atomic import (
     flush,
+    prune_steps,
     publish_directory,
     published_steps,
-    remove_directory,
     write_atomically,
 )
 from counterpoint.transport.files.format_number import OtherFormatError, check_format
@@ -91,8 +91,11 @@ def _curriculum(environment: EnvironmentConfig) -> dict[str, Any]:
     return {} if environment.curriculum is None else {"curriculum": environment.curriculum.model_dump(mode="json")}
 
 
-def write_checkpoint(run_dir: Path, checkpoint: StepCheckpoint, keep: int) -> None:
-    """Writes the checkpoint, then removes all but the newest `keep`. Blocks: call it in a thread. Raises `OSError`."""
+def write_checkpoint(run_dir: Path, checkpoint: StepCheckpoint, keep: int, every: int | None = None) -> None:
+    """Writes the checkpoint, then removes all but the newest `keep` and the multiples of `every`.
+
+    Blocks: call it in a thread. Raises `OSError`.
+    """
     directory = run_dir / "checkpoints" / f"step_{checkpoint.step}"
     if (directory / "STABLE").exists():
         _rewrite_state(directory, checkpoint)
@@ -104,8 +107,7 @@ def write_checkpoint(run_dir: Path, checkpoint: StepCheckpoint, keep: int) -> No
                 (partial / "metrics.json").write_bytes(orjson.dumps(checkpoint.line))
             if checkpoint.receipt is not None:
                 (partial / RECEIPT_FILE).write_bytes(checkpoint.receipt)
-    for step in published_steps(directory.parent)[:-keep]:
-        remove_directory(directory.parent / f"step_{step}")
+    prune_steps(directory.parent, keep, every)
 
 
 def take_over(source: Path, config: RunConfig) -> None:

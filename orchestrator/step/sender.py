@@ -26,6 +26,7 @@ from counterpoint.orchestrator.step.delivery import (
     SendBatch,
     SendCommit,
 )
+from counterpoint.run.batch_files import BATCH_FILE, KeptBatches
 from counterpoint.run.loop_health.threads import in_thread
 from counterpoint.run.loop_health.watchdog import awaiting
 from counterpoint.transport import codec
@@ -78,7 +79,9 @@ class Sender:
         largest_batch: int,
         on_waiting: Callable[[str], None] = lambda reason: None,
         spans: SpanLog | None = None,
+        kept: KeptBatches | None = None,
     ) -> None:
+        self._kept = kept or KeptBatches()
         self._link = link
         self._run_dir = run_dir
         self._epoch_is_kept = False
@@ -277,14 +280,10 @@ class Sender:
     async def _settle(self, durable: int) -> None:
         if durable > self.durable_step:
             self._link.durable_up_to(durable)
-            await in_thread(self._prune, self.durable_step + 1, durable)
+            await in_thread(self._kept.settle, self._rollouts_dir, self.durable_step + 1, durable)
             self._digests = {step: digest for step, digest in self._digests.items() if step >= durable}
             self.durable_step = durable
             self._delivery.forget_up_to(durable)
-
-    def _prune(self, first: int, last: int) -> None:
-        for step in range(first, last + 1):
-            self._batch_file(step).unlink(missing_ok=True)
 
     async def _send_as_due(self) -> None:
         while True:
@@ -325,10 +324,10 @@ class Sender:
         return batch if self._delivery.is_due(due) else None
 
     def _batch_file(self, step: int) -> Path:
-        return self._rollouts_dir / f"step_{step}" / "batch.bin"
+        return self._rollouts_dir / f"step_{step}" / BATCH_FILE
 
 
 def _record_sizes(rollouts_dir: Path) -> dict[int, int]:
     """Returns the bytes of the `batch.bin` files, by step."""
-    files = {step: rollouts_dir / f"step_{step}" / "batch.bin" for step in published_steps(rollouts_dir)}
+    files = {step: rollouts_dir / f"step_{step}" / BATCH_FILE for step in published_steps(rollouts_dir)}
     return {step: file.stat().st_size for step, file in files.items() if file.exists()}

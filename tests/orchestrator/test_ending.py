@@ -10,7 +10,9 @@ import pytest
 
 import counterpoint.orchestrator.ending
 from counterpoint.inference.config import PoolConfig
+from counterpoint.job.reading.run_state import is_finished
 from counterpoint.orchestrator.daemon import run
+from counterpoint.run.batch_files import KEPT_FILE
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.files.atomic import publish_directory, published_steps
 from counterpoint.transport.messages import Acknowledged
@@ -76,6 +78,20 @@ def test_a_finished_run_asks_the_trainer_and_takes_its_leave(committed: RunConfi
         assert trainer.steps_trained == []
     assert_whole(committed)
     assert batches(committed) == []
+
+
+def test_a_run_that_keeps_batches_is_finished_nevertheless(committed: RunConfig) -> None:
+    config = committed.model_copy(update={"keep_batches": 2})
+    with ScriptedTrainer(config.output_dir, "one", STEPS, checkpoint=STEPS):
+        assert run(config, lambda: None) == 0
+    leave_checkpoint(config, STEPS)
+    kept = [
+        step
+        for step in published_steps(config.run_dir / "rollouts")
+        if (config.run_dir / f"rollouts/step_{step}" / KEPT_FILE).exists()
+    ]
+    assert kept == [STEPS - 1, STEPS]
+    assert is_finished(config)
 
 
 def test_a_run_may_be_resumed_with_fewer_steps_than_it_has(committed: RunConfig) -> None:

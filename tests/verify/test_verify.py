@@ -18,6 +18,7 @@ import pytest
 from counterpoint.cli.main import main
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.orchestrator.receipts.receipt import code_of
+from counterpoint.run.batch_files import KeptBatches
 from counterpoint.run.receipts import head_of
 from counterpoint.transport.files.atomic import publish_directory
 from counterpoint.transport.files.lock import take_lock
@@ -114,6 +115,16 @@ def test_a_run_of_any_kind_is_sound(tmp_path: Path, fields: dict[str, Any], play
     assert report.checked["advantages"] > 20
     assert report.checked["filters"] == report.checked["advantages"]
     assert report.checked["batches"] == 5
+
+
+@pytest.mark.slow
+def test_a_batch_that_stays_after_it_is_durable_is_compared_too(run_dir: Path) -> None:
+    KeptBatches(2).settle(run_dir / "rollouts", 1, STEPS)
+    assert verify(run_dir).checked["batches"] == 2
+    (run_dir / "rollouts/step_5/kept_batch.bin").replace(run_dir / "rollouts/step_6/kept_batch.bin")
+    findings = verify(run_dir).findings
+    assert {finding.file for finding in findings} == {"rollouts/step_6/kept_batch.bin"}
+    assert "of step 5" in findings[0].what
 
 
 @pytest.mark.slow

@@ -140,6 +140,13 @@ def make_readable(directory: Path) -> None:
         weights.chmod(mode)
 
 
+def prune_steps(parent: Path, keep: int, every: int | None) -> None:
+    """Removes all published `step_N` but the newest `keep` and, if given, the multiples of `every`. Raises `OSError`."""
+    for step in published_steps(parent)[:-keep]:
+        if every is None or step % every:
+            remove_directory(parent / f"step_{step}")
+
+
 def remove_directory(path: Path) -> None:
     """Removes a directory, its `STABLE` marker first, so that an interrupted removal leaves nothing that counts.
 

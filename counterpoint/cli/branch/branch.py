@@ -8,6 +8,7 @@ import json
 from counterpoint.cli.arguments.job import add_job, job_of
 from counterpoint.job.branch import begin
 from counterpoint.job.directory import is_running
+from counterpoint.run.branches import origin_of
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.printable import printable
 
@@ -16,8 +17,8 @@ def main(arguments: list[str]) -> int:
     """Runs the command. Raises `UserError`."""
     given = _parser().parse_intermixed_args(arguments)
     job, changes = job_of(given), dict(map(_pair, given.changes))
-    config = begin.branch(job, given.run, given.step, given.name, changes)
-    origin = begin.origin_of(config.run_dir)
+    config = begin.branch(job, given.run, given.step, given.name, changes, given.without)
+    origin = origin_of(config.run_dir)
     assert origin is not None
     joined = begin.start(job, config) if is_running(job) and not given.prepare else None
     values = {"run_id": config.run_id, **origin.model_dump(exclude={"format"}), "pid": joined and joined.pid}
@@ -41,6 +42,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("changes", nargs="*", metavar="KEY=VALUE", help="keys of its configuration with other values")
     parser.add_argument("--step", type=_step, metavar="N", help="a kept step of that run (default: its newest one)")
     parser.add_argument("--as", dest="name", required=True, metavar="NEW", help="the id of the new run")
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        metavar="WHAT",
+        help="leave out a rollout (12-3), an environment, or an example (ENVIRONMENT:INDEX) and train the steps since again",
+    )
     parser.add_argument("--prepare", action="store_true", help="only prepare its directory, and say how to start it")
     add_job(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON, for programs")

@@ -11,109 +11,74 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import orjson
 
-from counterpoint.job.admin.ask import NotThere, Refused, run_directory
+from counterpoint.job.admin.ask import Refused
 from counterpoint.job.admin.join import Joined, join_run
-from counterpoint.job.configuration.layers import read_flags
-from counterpoint.job.configuration.load import merge, to_toml
-from counterpoint.job.directory import is_running, written_config
+from counterpoint.job.branch.batches import first_step_with, write_batch
+from counterpoint.job.branch.configuration import branched_config, check_later, given_config
+from counterpoint.job.branch.kept import KeptSteps, StepNotKept, kept_of
+from counterpoint.job.configuration.load import to_toml
+from counterpoint.job.directory import is_running
 from counterpoint.orchestrator.step import checkpoint
-from counterpoint.run.changes import apply, in_force, read_journal, without_removed
+from counterpoint.run.branches import BRANCH_FILE, BranchOrigin
+from counterpoint.run.changes import LEARNING_RATE, Change, LearningRates, write_journal
 from counterpoint.run.config import RunConfig
 from counterpoint.run.receipts import RECEIPTS_FILE, head_of
-from counterpoint.trainer.taken_over import (
-    DESCRIPTION,
-    durable_directories,
-    link_directory,
-    start_directory,
-    take_over,
-)
-from counterpoint.transport.config import Config, Identifier
-from counterpoint.transport.configuration.explain import Layer, validate
-from counterpoint.transport.configuration.schema import keys_of
-from counterpoint.transport.configuration.toml_file import Table, anchored
+from counterpoint.trainer.taken_over import DESCRIPTION, link_directory, start_directory, take_over
 from counterpoint.transport.errors import CheckpointError, UserError
-from counterpoint.transport.files.atomic import published_steps, remove_directory, write_atomically
+from counterpoint.transport.files.atomic import remove_directory, write_atomically
 from counterpoint.transport.files.json_lines import append_bytes, read_lines
-from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
-
-BRANCH_FILE = "branch.json"
-"""The file with the `BranchOrigin`, in the directory of a run that is a branch."""
-
-FORMAT = 1
-
-_MAX_BYTES = 2**20
+from counterpoint.transport.files.untrusted import UntrustedFileError
 
 _UNFINISHED = ".branching"
 """Marks the directory of a branch that is being prepared, or was when a kill came. It says nothing beside `BRANCH_FILE`."""
 
-FIXED = (
-    "output_dir", "run_id", "model", "served_model", "seed", "driven", "training.optimizer", "training.start_from",
-    "training.lora.rank", "training.lora.alpha", "training.lora.target_modules", "training.value_head",
-)  # fmt: skip
-"""Keys that no branch has other values of: its weights and its order of examples would be another run's."""
 
-
-class StepNotKept(UserError):
-    """The run has no longer, or not yet, what is needed to go on from that step."""
-
-    code = 3
-
-
-class BranchOrigin(Config, frozen=True):
-    """Where a branch comes from."""
-
-    format: int = FORMAT
-    run: Identifier
-    """The run that it goes on from."""
-    step: int
-    """The last step that it has in common with that run."""
-    changes: dict[str, str] = {}
-    """The keys that were asked to be other values, by dotted key, as they were written."""
-    head: str = ""
-    """The hash of the other run's receipt of that step; empty if it has none."""
-
-
-def origin_of(run_dir: Path) -> BranchOrigin | None:
-    """Returns where the run in a directory comes from; None if it is no branch. Raises `UserError` for a damaged file."""
-    try:
-        return BranchOrigin.model_validate(read_json(run_dir / BRANCH_FILE, _MAX_BYTES))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{run_dir / BRANCH_FILE} cannot be read: {error}") from None
-
-
-def kept_steps(job: Path, run_id: str) -> list[int]:
-    """Returns the steps that a run can go on from, ascending. Raises `NotThere`."""
-    committed = published_steps(run_directory(job, run_id) / "checkpoints")
-    return sorted({*committed} & {*durable_directories(job, run_id)})
-
-
-def branch(job: Path, run_id: str, step: int | None, name: str, changes: Mapping[str, str]) -> RunConfig:
+def branch(
+    job: Path, run_id: str, step: int | None, name: str, changes: Mapping[str, str], without: Sequence[str] = ()
+) -> RunConfig:
     """Prepares the directory of run `name`, which goes on from `step` of a run of the same job (its newest kept step, if None).
 
-    `changes` are texts by dotted key, as a command's flags have them. Returns the new run's configuration, whose `resume` is set;
-    `start` has it join the job. A preparation that was killed is made anew.
+    `changes` are texts by dotted key, as a command's flags have them. Rollouts, examples and environments in `without` are left
+    out of recorded batches, which are trained again from the first step that has one. Returns the new run's configuration, whose
+    `resume` is set; `start` has it join the job. A preparation that was killed is made anew.
 
     Raises `NotThere` for a run that does not exist, `StepNotKept`, `Refused` for a name that is taken or a key that cannot be
-    another, `UserError` for a wrong value, and `OSError`.
+    another, `UserError` for a wrong value or nothing to leave out, and `OSError`.
     """
-    kept = kept_steps(job, run_id)
-    if not kept or step not in (None, *kept):
-        asked = f"step {step} of run {run_id} was not kept" if kept else f"no step of run {run_id} is kept"
-        raise StepNotKept(f"{asked}: {_kept_words(job, run_id, kept)}")
-    step = kept[-1] if step is None else step
+    kept = kept_of(job, run_id)
+    step = kept.check(step)
     config = branched_config(job, run_id, step, name, changes)
-    with _prepared(config, run_id) as run_dir:
-        _take_state(job, run_id, step, config)
-        origin = BranchOrigin(run=run_id, step=step, changes=dict(changes), head=_head_at(job / f"run_{run_id}", step))
+    trained = _trained_step(job, kept, step, without, config.transport.largest_batch)
+    if trained < step:
+        check_later(changes, trained, step)
+    source = job / f"run_{run_id}"
+    origin = BranchOrigin(
+        run=run_id,
+        step=step,
+        trained=trained,
+        changes=dict(changes),
+        without=list(without),
+        head=_head_at(source, step),
+    )
+    with _prepared(config) as run_dir:
+        _take_state(job, kept, origin, config)
+        _journal_rates(source, origin, config)
         write_atomically(run_dir / "branch.toml", to_toml(config).encode())
         write_atomically(run_dir / BRANCH_FILE, orjson.dumps(origin.model_dump()))
     return config
+
+
+def _trained_step(job: Path, kept: KeptSteps, step: int, without: Sequence[str], largest: int) -> int:
+    """Returns the step of the trainer's checkpoint to go on from: the newest one, or that before all that is left out."""
+    starts = kept.starts(step)
+    if not without:
+        return starts[-1]
+    again = {each: kept.batches[each] for each in range(starts[0] + 1, step + 1)}
+    first = first_step_with(job, kept.run_id, again, without, largest)
+    return max(each for each in starts if each < first)
 
 
 def start(job: Path, config: RunConfig) -> Joined:
@@ -121,47 +86,8 @@ def start(job: Path, config: RunConfig) -> Joined:
     return join_run(job, to_toml(config), name=f"the file of branch {config.run_id}", resume=True)
 
 
-def branched_config(job: Path, run_id: str, step: int, name: str, changes: Mapping[str, str]) -> RunConfig:
-    """Returns the configuration of a branch: the other run's, as in force at the step, with changes.
-
-    Raises `Refused` for a key that cannot be another, and `UserError` for an unknown one or a wrong value.
-    """
-    if not (written := written_config(job, run_id)):
-        raise NotThere(f"run {run_id} has not begun, or its control/orch.toml cannot be read")
-    try:
-        given = RunConfig.model_validate(written)
-        journal = without_removed(given, read_journal(run_directory(job, run_id)))
-        before = apply(given, in_force(journal, step)).table()
-    except ValueError as error:
-        raise UserError(f"the configuration of run {run_id} cannot be read: {error}") from None
-    flags = [f"--{key}={value}" for key, value in changes.items()]
-    flagged = anchored(read_flags(RunConfig, keys_of(RunConfig), flags), Path.cwd())
-    after = merge(before, flagged)
-    _check_fixed(run_id, before, after, changes)
-    own = {**after, "run_id": name, "resume": True, "output_dir": str(job.absolute())}
-    return validate(RunConfig, own, f"run {run_id}", [Layer(flagged, lambda path: path)])
-
-
-def _check_fixed(run_id: str, before: Table, after: Table, changes: Mapping[str, str]) -> None:
-    """Raises `Refused` for a change of `FIXED`, or of which environments there are."""
-    wrong = [key for key in FIXED if key in changes or _at(before, key) != _at(after, key)]
-    one, other = ([(each["name"], each["kind"]) for each in table["environments"]] for table in (before, after))
-    wrong += ["environments"] * (one != other)
-    if wrong:
-        raise Refused(
-            f"{wrong[0]} cannot be another in a branch of run {run_id}: its weights and its order of examples are those of that "
-            "run; begin a run of its own"
-        )
-
-
-def _at(table: Any, key: str) -> Any:
-    for name in key.split("."):
-        table = table.get(name) if isinstance(table, dict) else None
-    return table
-
-
 @contextmanager
-def _prepared(config: RunConfig, run_id: str) -> Iterator[Path]:
+def _prepared(config: RunConfig) -> Iterator[Path]:
     """Yields the branch's directory, which is one once the block ends. Raises `Refused` if the name is taken."""
     run_dir, trained = config.run_dir, config.output_dir / "trainer" / config.run_id
     unfinished = run_dir / _UNFINISHED
@@ -178,35 +104,44 @@ def _prepared(config: RunConfig, run_id: str) -> Iterator[Path]:
     unfinished.unlink()
 
 
-def _take_state(job: Path, run_id: str, step: int, config: RunConfig) -> None:
-    source, directory = job / f"run_{run_id}", durable_directories(job, run_id)[step]
+def _take_state(job: Path, kept: KeptSteps, origin: BranchOrigin, config: RunConfig) -> None:
+    run_id, source, step, begun = origin.run, job / f"run_{origin.run}", origin.step, start_directory(job, origin.run)
+    trained = job / "trainer" / config.run_id / "checkpoints" / f"step_{origin.trained}"
     try:
         checkpoint.take_over(source / "checkpoints" / f"step_{step}", config)
-        # The trainer's second: a trainer that starts sets those aside of which there is no run.
-        take_over(directory, job / "trainer" / config.run_id / "checkpoints" / f"step_{step}", run_id=config.run_id)
-        if (begun := start_directory(job, run_id)).is_dir():
+        for again in range(origin.trained + 1, step + 1):
+            target, largest = config.run_dir / "rollouts" / f"step_{again}", config.transport.largest_batch
+            write_batch(job, run_id, kept.batches[again], target, config.run_id, origin.without, largest)
+        # The trainer's later: a trainer that starts sets those aside of which there is no run.
+        take_over(kept.trained[origin.trained], trained, run_id=config.run_id)
+        if begun.is_dir():
             link_directory(begun, start_directory(job, config.run_id))
     except (FileNotFoundError, CheckpointError) as error:
         raise StepNotKept(f"step {step} of run {run_id} was removed meanwhile, or is damaged: {error}") from None
     except UntrustedFileError as error:
-        raise UserError(f"{directory / DESCRIPTION} cannot be read: {error}") from None
+        raise UserError(f"{kept.trained[origin.trained] / DESCRIPTION} cannot be read: {error}") from None
     before = (raw for raw, line in read_lines(source / "metrics.jsonl") if line.get("step", step + 1) <= step)
     append_bytes(config.run_dir / "metrics.jsonl", b"".join(before), durable=True)
+
+
+def _journal_rates(source: Path, origin: BranchOrigin, config: RunConfig) -> None:
+    """Has the steps that are trained again the learning rates that they had: the branch's own begins after them."""
+    own, rates, journal = config.training.learning_rate, LearningRates(source), list[Change]()
+    steps = [*range(origin.trained + 1, origin.step + 1), origin.step + 1]
+    before = given_config(config.output_dir, origin.run).training.learning_rate
+    for step in steps:
+        rate = own if step > origin.step else rates.at(step) or before
+        if rate != (journal[-1].changes[LEARNING_RATE] if journal else own):
+            values = {"changes": {LEARNING_RATE: rate}, "given": {LEARNING_RATE: own}}
+            journal.append(Change(request_id=f"branch-{step}", step=step, **values))
+    if journal:
+        (config.run_dir / "control").mkdir()
+        write_journal(config.run_dir, journal)
 
 
 def _head_at(run_dir: Path, step: int) -> str:
     receipts = read_lines(run_dir / RECEIPTS_FILE)
     return next((head_of(raw) for raw, line in receipts if line.get("step") == step), "")
-
-
-def _kept_words(job: Path, run_id: str, kept: Sequence[int]) -> str:
-    if kept:
-        return f"it can go on from {', '.join(map(str, kept))}; keep_every keeps more"
-    committed = published_steps(run_directory(job, run_id) / "checkpoints")
-    return (
-        f"its orchestrator has checkpoints of steps {committed or 'none'}, its trainer of "
-        f"{list(durable_directories(job, run_id)) or 'none'}, and both are needed of one; keep_every keeps them"
-    )
 
 
 def start_words(job: Path, config: RunConfig) -> str:

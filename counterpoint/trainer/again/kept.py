@@ -10,6 +10,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from counterpoint.run.batch_files import batch_file
 from counterpoint.run.changes import JOURNAL
 from counterpoint.trainer.runs import checkpoint, control_files, copies
 from counterpoint.transport import codec
@@ -95,7 +96,8 @@ def find(output_dir: Path, run_id: str, step: int, max_batch_bytes: int, at_most
     if step not in batches:
         raise NotKept(
             f"the batch of step {step} of run {run_id} was not kept: there is no {_batch_file(output_dir, run_id, step)}. "
-            "Batches are kept from the oldest kept checkpoint of the trainer on (trainer.keep_checkpoints)"
+            "Batches are kept from the oldest kept checkpoint of the trainer on (trainer.keep_checkpoints), and as many more as "
+            "keep_batches says"
         )
     begun = [each for each in (0, *_checkpoints(output_dir, run_id)) if each < step]
     usable = [each for each in sorted(begun) if batches.issuperset(range(each + 1, step))]
@@ -120,4 +122,4 @@ def _checkpoints(output_dir: Path, run_id: str) -> dict[int, Path]:
 
 
 def _batch_file(output_dir: Path, run_id: str, step: int) -> Path:
-    return control_files.run_directory(output_dir, run_id) / "rollouts" / f"step_{step}" / "batch.bin"
+    return batch_file(control_files.run_directory(output_dir, run_id) / "rollouts" / f"step_{step}")

@@ -28,7 +28,7 @@ from counterpoint.trainer.runs.run import Run, RunProgress
 from counterpoint.trainer.runs.slices import OtherSlices
 from counterpoint.transport.config import IDENTIFIER_PATTERN
 from counterpoint.transport.errors import CheckpointError
-from counterpoint.transport.files.atomic import flush_directory, publish_directory, published_steps, remove_directory
+from counterpoint.transport.files.atomic import flush_directory, prune_steps, publish_directory, published_steps
 from counterpoint.transport.files.format_number import OtherFormatError, check_format
 
 logger = logging.getLogger(__name__)
@@ -112,6 +112,8 @@ class Snapshot:
     """The values for `state.json`."""
     others: OtherSlices | None = None
     """The slices of the other ranks, if the state is divided; they are being written."""
+    keep_every: int | None = None
+    """The checkpoints that stay besides the newest: of the steps that are its multiples."""
 
 
 def take(run: Run) -> Snapshot:
@@ -129,13 +131,15 @@ def take(run: Run) -> Snapshot:
     }
     if run.torch.shards is not None:
         description["shards"] = run.torch.shards.description
-    return Snapshot(run.run_id, run.progress.step, tensors | _random_state(), description, others)
+    return Snapshot(
+        run.run_id, run.progress.step, tensors | _random_state(), description, others, run.config.training.keep_every
+    )
 
 
 def write(
     snapshot: Snapshot, output_dir: Path, keep: int, wait_for_broadcast: Callable[[], object] = lambda: None
 ) -> None:
-    """Writes the checkpoint of a snapshot unless it exists, then removes all but the newest `keep`.
+    """Writes the checkpoint of a snapshot unless it exists, then removes all but the newest `keep` and those to keep.
 
     Before it is published, `wait_for_broadcast` returns once the broadcast of this step is flushed, since a resume uses it, and
     the slices of other ranks are waited for. Raises what that raises, and `OSError` (disk full, here or for another rank); the
@@ -150,8 +154,7 @@ def write(
                 shard_files.take_over(output_dir, snapshot.run_id, snapshot.others.ranks, directory)
             (directory / "state.json").write_text(json.dumps(snapshot.description, indent=2) + "\n")
             wait_for_broadcast()
-    for old in published_steps(parent)[:-keep]:
-        remove_directory(parent / f"step_{old}")
+    prune_steps(parent, keep, snapshot.keep_every)
 
 
 def flush_broadcast(broadcast: Path) -> None:

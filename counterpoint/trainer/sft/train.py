@@ -135,8 +135,9 @@ def _check_identity(path: Path, batches: SftBatches, resume: bool) -> None:
 
 
 def _kept(config: SftConfig) -> int:
-    """Returns the step of the oldest checkpoint that is kept; 0 without any."""
-    return min(published_steps(checkpoint.checkpoints_directory(config.output_dir, config.run_id)), default=0)
+    """Returns the step of the oldest of the newest checkpoints, which are kept; 0 without any."""
+    steps = published_steps(checkpoint.checkpoints_directory(config.output_dir, config.run_id))
+    return min(steps[-config.trainer.keep_checkpoints :], default=0)
 
 
 def _refuse_lost_checkpoints(path: Path, config: SftConfig) -> None:

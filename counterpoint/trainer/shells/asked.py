@@ -125,6 +125,6 @@ class AskedShell:
             if not isinstance(error, Exception):  # an interrupt: the weights may be changed in part
                 run.torch.intact = False
             raise
-        if run.progress.step % run.config.training.checkpoint_interval == 0:
+        if run.config.training.has_checkpoint(run.progress.step):
             self.begin_checkpoint(run)
         return metrics

@@ -119,7 +119,7 @@ class StepsShell:
         published = time.monotonic()
         metrics["phase/broadcast"] = published - started
         self._report(run, metrics)
-        if durable or run.finished or run.progress.step % run.config.training.checkpoint_interval == 0:
+        if durable or run.finished or run.config.training.has_checkpoint(run.progress.step):
             self.begin_checkpoint(run)
             if shared.registry.taking(run.run_id) is None:  # its weights could not be published
                 return

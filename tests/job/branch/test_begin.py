@@ -11,14 +11,26 @@ import torch
 
 from counterpoint.cli.main import main
 from counterpoint.job.admin.ask import NotThere, Refused
-from counterpoint.job.branch.begin import StepNotKept, branch, kept_steps, origin_of
+from counterpoint.job.branch.begin import branch
+from counterpoint.job.branch.kept import StepNotKept, kept_of
+from counterpoint.job.configuration.load import to_toml
+from counterpoint.orchestrator.changes import read_changes
+from counterpoint.orchestrator.early_warnings.watch import Watch
 from counterpoint.orchestrator.step.checkpoint import StepCheckpoint, identity_of, load_newest, write_checkpoint
-from counterpoint.run.changes import Change, write_journal
-from counterpoint.run.config import RunConfig
+from counterpoint.run.branches import BRANCH_FILE, BranchOrigin, origin_of
+from counterpoint.run.changes import LEARNING_RATE, Change, LearningRates, write_journal
+from counterpoint.run.config import OverlongConfig, RunConfig
+from counterpoint.transport import codec
 from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.atomic import publish_directory
 from counterpoint.transport.messages import Bye, Hello
+from counterpoint.transport.records import Batch
+from counterpoint.verify.report import NO_RECEIPTS
+from counterpoint.verify.run import verify
 from tests.support.jobs import shipped_line, write_lines
+from tests.trainer import one_process_trainer
 from tests.trainer.conftest import dense_directory as dense_directory
+from tests.trainer.conftest import make_batch
 from tests.trainer.one_process_trainer import broadcast, life, saved_state, write_member
 from tests.trainer.orchestrator_end import write_run
 
@@ -102,6 +114,47 @@ def test_full_weights_branch_too(dense_directory: Path, tmp_path: Path) -> None:
     assert all(torch.equal(old[name], new[name]) for name in old | new)
 
 
+def record_batches(config: RunConfig, *steps: int) -> None:
+    """What an orchestrator leaves of batches that the trainer has no checkpoint of."""
+    for step in steps:
+        with publish_directory(config.run_dir / "rollouts" / f"step_{step}") as directory:
+            codec.write_file(directory / "batch.bin", make_batch(step, run_id=config.run_id))
+
+
+def recorded(config: RunConfig, step: int) -> Batch:
+    return codec.read_file(config.run_dir / "rollouts" / f"step_{step}" / "batch.bin", 2**30)
+
+
+@pytest.mark.slow
+def test_a_branch_without_some_data_trains_the_rest_of_it_again(
+    dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = write_original(tmp_path, dense_directory)
+    record_batches(original, 1, 2, 3)
+    with life(tmp_path, dense_directory, {"old": 4}, max_runs=1, keep_checkpoints=9) as one:
+        one.until_step(old=4)
+        one.wire.say("old", Bye("old"))
+    branches = {
+        "same": branch(tmp_path, "old", 3, "same", {"training.learning_rate": "1"}),
+        "less": branch(tmp_path, "old", 3, "less", {}, ["3-1"]),
+        "none": branch(tmp_path, "old", 3, "none", {}, ["guess"]),
+    }
+    assert {len(recorded(config, 3).samples) for config in branches.values()} == {4, 3, 2}
+    assert recorded(branches["less"], 3).run_id == "less"
+    monkeypatch.setattr(
+        one_process_trainer, "make_batch", lambda step, run_id: recorded(branches[run_id], step)
+    )  # fmt: skip
+    for run_id, config in branches.items():
+        write_run(config)
+        with life(tmp_path, dense_directory, {run_id: 3}, max_runs=1, keep_checkpoints=9) as one:
+            one.until_step(**{run_id: 3})
+    weights = {run_id: broadcast(tmp_path, run_id, 3) for run_id in ("old", *branches)}
+    same = {
+        run_id: all(torch.equal(weights["old"][name], each[name]) for name in each) for run_id, each in weights.items()
+    }
+    assert same == {"old": True, "same": True, "less": False, "none": False}
+
+
 def with_trained(config: RunConfig, *steps: int) -> RunConfig:
     """What a trainer leaves of checkpoints, as far as a branch reads it."""
     for step in steps:
@@ -129,7 +182,7 @@ def test_a_branch_has_the_state_of_the_step_and_says_where_it_comes_from(origina
             Change(request_id="b", step=3, changes={"sampling.temperature": 0.1}, given={"sampling.temperature": 0.9}),
         ],
     )
-    assert kept_steps(job, "old") == [FROM]
+    assert kept_of(job, "old").steps == [FROM]
     config = branch(job, "old", FROM, "new", {"training.learning_rate": "2e-5", "environments.0.ratio": "3"})
     assert (config.run_id, config.resume, config.training.learning_rate) == ("new", True, 2e-5)
     assert config.sampling.temperature == 0.7, "as in force at the step"
@@ -203,3 +256,72 @@ def test_the_command_says_how_to_start_it_and_what_was_not_kept(
     assert "run new goes on from step 2 of run old" in said
     assert "run_new/branch.toml" in said
     assert main(["branch", "old", "--as", "new", "--job", job]) == 2
+
+
+def test_steps_that_are_trained_again_have_the_rate_that_they_had(original: RunConfig) -> None:
+    record_batches(original, 2, 3)
+    faster = Change(request_id="a", step=3, changes={LEARNING_RATE: 5e-3}, given={LEARNING_RATE: 1e-3})
+    write_journal(original.run_dir, [faster])
+    job = original.output_dir
+    assert kept_of(job, "old").steps == [2, 3]
+    with pytest.raises(StepNotKept, match="max_grad_norm cannot be another from step 4 on"):
+        branch(job, "old", 3, "new", {"training.max_grad_norm": "2"})
+    config = branch(job, "old", 3, "new", {LEARNING_RATE: "2e-5"})
+    rates = LearningRates(config.run_dir)
+    assert [rates.at(step) for step in (2, 3, 4, 5)] == [None, 5e-3, 2e-5, 2e-5]
+    assert read_changes(config, 3)[0] == config, "nothing was edited since"
+    origin = origin_of(config.run_dir)
+    assert origin is not None
+    assert (origin.step, origin.trained) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("without", "words"),
+    [(["7-1"], "no rollout, environment or example"), (["reverse", "guess"], "nothing would be left of step 3")],
+)
+def test_what_cannot_be_left_out_is_refused(original: RunConfig, without: list[str], words: str) -> None:
+    record_batches(original, 3)
+    with pytest.raises(UserError, match=words):
+        branch(original.output_dir, "old", 3, "new", {}, without)
+
+
+def test_an_example_is_left_out_by_its_index(original: RunConfig) -> None:
+    record_batches(original, 3)
+    lines = [
+        {"rollout_id": f"3-{index}", "environment": name, "example_index": index}
+        for index, name in enumerate(("reverse", "guess", "reverse", "guess"))
+    ]
+    write_lines(original.run_dir / "rollouts" / "step_3" / "rollouts.jsonl", lines)
+    config = branch(original.output_dir, "old", 3, "new", {}, ["reverse:2"])
+    assert [each.rollout_id for each in recorded(config, 3).samples] == ["3-0", "3-1", "3-3"]
+
+
+def test_a_branch_that_has_no_step_of_its_own_has_no_receipts_and_no_damage(original: RunConfig) -> None:
+    config = branch(original.output_dir, "old", FROM, "new", {})
+    assert verify(config.run_dir).code == NO_RECEIPTS
+
+
+def test_the_penalty_for_length_follows_the_longest_completion(original: RunConfig) -> None:
+    file = original.run_dir / "control" / "orch.toml"
+    given = original.table() | {"advantage": {"overlong": {"penalty": 0.5}}, "sampling": {"max_tokens": 100}}
+    file.write_text(to_toml(RunConfig.model_validate(given)))
+    config = branch(original.output_dir, "old", FROM, "new", {"sampling.max_tokens": "200"})
+    assert config.advantage.overlong == OverlongConfig(longest=200, buffer=40, penalty=0.5)
+
+
+def test_a_branch_of_a_former_version_has_trained_no_step_again(tmp_path: Path) -> None:
+    (tmp_path / BRANCH_FILE).write_text('{"format": 1, "run": "old", "step": 7, "changes": {}, "head": ""}')
+    assert origin_of(tmp_path) == BranchOrigin(run="old", step=7, trained=7)
+
+
+def test_early_warnings_count_from_the_steps_of_the_run_that_it_comes_from(original: RunConfig) -> None:
+    write_lines(
+        original.output_dir / "trainer" / "metrics.jsonl",
+        [{"run_id": "old", "step": step, "entropy": float(step)} for step in (1, 2, 3)]
+        + [{"run_id": "new", "step": 3, "entropy": 9.0}],
+    )
+    branch(original.output_dir, "old", FROM, "new", {})
+    watch = Watch(original.output_dir, "new", {}, lambda: True)
+    watch.take(shipped_line(4, 104.0))
+    assert watch._seen is not None
+    assert watch._seen.points("entropy") == [(1, 1.0), (2, 2.0), (3, 9.0)]

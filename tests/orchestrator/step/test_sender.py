@@ -18,6 +18,7 @@ from counterpoint.orchestrator.rollouts.trajectories import assemble_batch, merg
 from counterpoint.orchestrator.run_directory import ConfigurationError
 from counterpoint.orchestrator.step.delivery import ConflictError, EvictedError, MissingBatchError, RejectedError
 from counterpoint.orchestrator.step.sender import NoTrainerError, Sender
+from counterpoint.run.batch_files import KeptBatches
 from counterpoint.transport import codec
 from counterpoint.transport.config import TransportConfig
 from counterpoint.transport.messages import (
@@ -117,9 +118,10 @@ async def running(
     newest_step: int = 0,
     on_waiting: Callable[[str], None] = lambda reason: None,
     link: PlayedLink | None = None,
+    kept: KeptBatches | None = None,
 ) -> AsyncIterator[tuple[Sender, PlayedLink]]:
     link = link or PlayedLink()
-    sender = Sender(link, run_dir, "one", newest_step, LIMIT, on_waiting)
+    sender = Sender(link, run_dir, "one", newest_step, LIMIT, on_waiting, kept=kept)
     task = asyncio.create_task(sender.run())
     try:
         yield sender, link
@@ -210,6 +212,19 @@ async def test_a_hello_says_up_to_where_nothing_can_be_sent_again(
         await until(lambda: link.hello is not None, "the HELLO")
         assert link.hello is not None
         assert link.hello.durable == durable
+
+
+async def test_a_resume_counts_batches_that_are_kept_as_durable(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        record(tmp_path, step)
+    async with running(tmp_path, newest_step=3, kept=KeptBatches(9)) as (sender, link):
+        await link.say(Ready(4, credit=4, session=1))
+        await link.say(Acknowledged(3, durable=2))
+        await asyncio.wait_for(sender.wait_durable(2), 60)
+    async with running(tmp_path, newest_step=3, kept=KeptBatches(9)) as (_, link):
+        await until(lambda: link.hello is not None, "HELLO")
+        assert link.hello is not None
+        assert link.hello.durable == 2
 
 
 async def test_a_size_is_forgotten_once_its_step_is_durable(tmp_path: Path) -> None:

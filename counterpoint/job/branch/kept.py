@@ -1,0 +1,72 @@
+"""What a run has kept of its steps, from which a branch can go on: checkpoints of both roles, and batches between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from counterpoint.job.admin.ask import run_directory
+from counterpoint.run.batch_files import batch_file
+from counterpoint.trainer.taken_over import durable_directories
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.atomic import published_steps
+
+
+class StepNotKept(UserError):
+    """The run has no longer, or not yet, what is needed to go on from that step."""
+
+    code = 3
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSteps:
+    """What a run has kept."""
+
+    run_id: str
+    committed: list[int]
+    """The steps of the orchestrator's checkpoints, ascending."""
+    trained: dict[int, Path]
+    """The trainer's checkpoints by step, ascending."""
+    batches: dict[int, Path]
+    """The recorded batches by step."""
+
+    def starts(self, step: int) -> list[int]:
+        """Returns the trainer's checkpoints from which the recorded batches lead up to `step`, ascending."""
+        first = step
+        while first in self.batches:
+            first -= 1
+        return [each for each in self.trained if first <= each <= step]
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that a branch can go on from, ascending."""
+        return [step for step in self.committed if self.starts(step)]
+
+    def check(self, step: int | None) -> int:
+        """Returns the step, or the newest one for None. Raises `StepNotKept`."""
+        if self.steps and step in (None, *self.steps):
+            return self.steps[-1] if step is None else step
+        asked = f"no step of run {self.run_id} is" if step is None else f"step {step} of run {self.run_id} was not"
+        if self.steps:
+            raise StepNotKept(f"{asked} kept: it can go on from {_listed(self.steps)}; training.keep_every keeps more")
+        raise StepNotKept(
+            f"{asked} kept: its orchestrator has checkpoints of steps {_listed(self.committed)}, its trainer of "
+            f"{_listed([*self.trained])}, and no batches lead from one of these to one of those; training.keep_every keeps both"
+        )
+
+
+def kept_of(job: Path, run_id: str) -> KeptSteps:
+    """Returns what a run has kept. Raises `NotThere`."""
+    run_dir = run_directory(job, run_id)
+    rollouts = run_dir / "rollouts"
+    batches = {step: batch_file(rollouts / f"step_{step}") for step in published_steps(rollouts)}
+    return KeptSteps(
+        run_id,
+        published_steps(run_dir / "checkpoints"),
+        durable_directories(job, run_id),
+        {step: path for step, path in batches.items() if path.is_file()},
+    )
+
+
+def _listed(steps: list[int]) -> str:
+    return ", ".join(map(str, steps)) or "none"
