@@ -31,6 +31,7 @@ from counterpoint.trainer.model import chunks
 from counterpoint.trainer.model.adapters.adapted_layer import MultiLora
 from counterpoint.trainer.model.chunks import ChunkArithmetic
 from counterpoint.trainer.model.compiled import PROBED_TOKENS, compile_untested
+from counterpoint.trainer.model.compiler import failing_aloud
 from counterpoint.trainer.model.experts import WEIGHTS
 from counterpoint.trainer.model.head import token_outputs
 from counterpoint.trainer.model.kernels.kept import computed_once
@@ -294,8 +295,9 @@ def _has_graphs(directory: Path, dtype: str, given: tuple[str, ...]) -> bool:
         for slot in range(len(runs)):
             _trained(model, slot, runs, None)
         _compile(model)
-        for tokens in (PROBED_TOKENS, _FEW):
-            _row(model, tokens, 0, None)
+        with failing_aloud():
+            for tokens in (PROBED_TOKENS, _FEW):
+                _row(model, tokens, 0, None)
     except Exception as error:  # of torch's compiler, or a model's code
         if is_fatal(error):
             raise

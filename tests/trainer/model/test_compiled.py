@@ -52,11 +52,12 @@ TIMES = {"tokens_per_second", "phase/train"}
 
 @pytest.fixture
 def _anew() -> Iterator[None]:
-    """Compiles in this process, without what other tests have compiled."""
+    """Compiles in this process, without what other tests have compiled, and leaves them nothing that could not be."""
     torch._dynamo.reset()
     counters.clear()
     with inductor.patch(compile_threads=1):
         yield
+    torch._dynamo.reset()
 
 
 def assert_same_steps(compiled: LoneRun, plain: LoneRun, routed: bool) -> None:
