@@ -45,7 +45,8 @@ def trainer_of(job: Path) -> TrainerConfig:
     try:
         config = TrainerConfig.model_validate(read_toml(file, _MAX_ROLE_BYTES))
         if (job / JOB_FILE).exists():
-            whole = JobConfig.model_validate(read_json(job / JOB_FILE, MAX_JOB_BYTES))
+            given = read_json(job / JOB_FILE, MAX_JOB_BYTES) | {"model": config.model}  # its sections have it resolved
+            whole = JobConfig.model_validate(given)
             os.environ |= environment_of(whole, "trainer") | dict(os.environ)
     except FileNotFoundError:
         raise UserError(

@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 
 from counterpoint.cli.main import main
+from counterpoint.cli.receipts.again import trainer_of
+from counterpoint.job.config import JobConfig
+from counterpoint.job.configuration.load import load
+from counterpoint.job.write_job import write_job
 from counterpoint.trainer.again.kept import LOCK, find
 from counterpoint.trainer.again.verified import BATCHES, CHECKPOINT, METRICS, StepAgain, train_again
 from counterpoint.trainer.config import TrainerConfig
@@ -110,3 +114,12 @@ async def test_another_division_of_rows_stays_within_the_bound(dense_directory: 
     assert result.distance is not None
     assert 0 < result.distance < result.bound / 10
     assert result.is_within
+
+
+def test_a_job_whose_model_has_a_name(dense_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`job.json` has the name at its top, and its sections the directory that the name was resolved to."""
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    config = load(JobConfig, Path("configs/demo.toml"), ["--output_dir", str(tmp_path)])
+    assert config.model == "tiny-moe"
+    write_job(config.with_model(dense_directory), b"")
+    assert trainer_of(tmp_path).model == str(dense_directory)
