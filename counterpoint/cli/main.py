@@ -73,6 +73,10 @@ COMMANDS = {
         "check a run against its receipts: nothing missing, doubled, reordered or altered",
     ),
     "branch": ("counterpoint.cli.branch.branch", "go on from a kept step of a run as another run, with other keys"),
+    "mismatch": (
+        "counterpoint.cli.receipts.mismatch",
+        "split a step's mismatch between servers and trainer: staleness, precision, kernels, faults",
+    ),
     "logs": ("counterpoint.cli.logs", "print the end of a run's or role's log; --follow prints new lines"),
     "metrics": ("counterpoint.cli.metrics", "print every metric's names and meaning, or those that have a word"),
     "plan": ("counterpoint.cli.plan", "predict the memory of a job on given GPUs by part, and what would fit"),

@@ -9,14 +9,17 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from counterpoint.run.batch_files import batch_file
 from counterpoint.run.changes import JOURNAL
 from counterpoint.trainer.runs import checkpoint, control_files, copies
+from counterpoint.trainer.taken_over import durable_directories
 from counterpoint.transport import codec
 from counterpoint.transport.arrays import CodecError
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.atomic import published_steps
+from counterpoint.transport.files.json_lines import lines_from_end
 from counterpoint.transport.files.lock import holder_of
 from counterpoint.transport.records import Batch
 
@@ -69,16 +72,19 @@ class Kept:
         checkpoints = checkpoint.checkpoints_directory(directory, self.run_id)
         checkpoints.mkdir(parents=True)
         if self.first:
-            found = _checkpoints(self.output_dir, self.run_id)[self.first]
+            found = durable_directories(self.output_dir, self.run_id)[self.first]
             (checkpoints / f"step_{self.first}").symlink_to(found.absolute())
         for name in ("start", "copies"):
             if (other / name).exists():
                 (own / name).symlink_to(other / name)
 
 
-def checkpoint_of(output_dir: Path, run_id: str, step: int) -> Path | None:
-    """Returns the directory of the trainer's checkpoint of a step; None if it was not kept."""
-    return _checkpoints(output_dir, run_id).get(step)
+def metrics_line(kept: Kept) -> dict[str, Any] | None:
+    """Returns the trainer's metrics line of the step; None if there is none any more."""
+    for _, _, line in lines_from_end(kept.output_dir / "trainer" / "metrics.jsonl"):
+        if line is not None and (line.get("run_id"), line.get("step")) == (kept.run_id, kept.step):
+            return line
+    return None
 
 
 def find(output_dir: Path, run_id: str, step: int, max_batch_bytes: int, at_most: int | None = None) -> Kept:
@@ -99,7 +105,7 @@ def find(output_dir: Path, run_id: str, step: int, max_batch_bytes: int, at_most
             "Batches are kept from the oldest kept checkpoint of the trainer on (trainer.keep_checkpoints), and as many more as "
             "keep_batches says"
         )
-    begun = [each for each in (0, *_checkpoints(output_dir, run_id)) if each < step]
+    begun = [each for each in (0, *durable_directories(output_dir, run_id)) if each < step]
     usable = [each for each in sorted(begun) if batches.issuperset(range(each + 1, step))]
     if not usable:
         lacking = max(each for each in range(1, step) if each not in batches)
@@ -114,11 +120,6 @@ def find(output_dir: Path, run_id: str, step: int, max_batch_bytes: int, at_most
             what = f"it is a copy of step {copy.source_step} of run {copy.source}"
             raise NotKept(f"step {each} of run {run_id} was not trained: {what}")
     return kept
-
-
-def _checkpoints(output_dir: Path, run_id: str) -> dict[int, Path]:
-    places = checkpoint.checkpoints_directory(output_dir, run_id), copies.saved_directory(output_dir, run_id)
-    return {step: place / f"step_{step}" for place in places for step in published_steps(place)}
 
 
 def _batch_file(output_dir: Path, run_id: str, step: int) -> Path:

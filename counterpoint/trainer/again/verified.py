@@ -18,14 +18,14 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from counterpoint.inference.digest import Digest
-from counterpoint.trainer.again.kept import Kept, NotKept, checkpoint_of
+from counterpoint.trainer.again.kept import Kept, NotKept, metrics_line
 from counterpoint.trainer.again.learner import RunAgain
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.metrics import MetricValue
 from counterpoint.trainer.packer import InvalidBatch
 from counterpoint.trainer.runs import shard_files
+from counterpoint.trainer.taken_over import durable_directories
 from counterpoint.transport.codec import digest_of
-from counterpoint.transport.files.json_lines import lines_from_end
 
 logger = logging.getLogger(__name__)
 
@@ -108,8 +108,8 @@ def train_again(config: TrainerConfig, kept: Kept, directory: Path) -> tuple[Ste
             metrics = again.train(batch)
         except InvalidBatch as error:
             raise NotKept(f"step {step} of run {kept.run_id} cannot be trained again: {error}") from error
-    _compare_metrics(result, metrics, _line(kept))
-    if (place := checkpoint_of(kept.output_dir, kept.run_id, kept.step)) is not None:
+    _compare_metrics(result, metrics, metrics_line(kept))
+    if (place := durable_directories(kept.output_dir, kept.run_id).get(kept.step)) is not None:
         recorded, batch_then = _state(place)
         if batch_then:
             result.compared[BATCHES] = batch_then == result.batches[kept.step]
@@ -154,11 +154,3 @@ def _state(place: Path) -> tuple[dict[str, Tensor], str]:
         return shard_files.read(place, description.get("shards"), None), str(description["progress"]["batch"])
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise NotKept(f"the checkpoint {place} cannot be read: {error}") from error
-
-
-def _line(kept: Kept) -> dict[str, Any] | None:
-    """Returns the metrics line of the step; None if there is none any more."""
-    for _, _, line in lines_from_end(kept.output_dir / "trainer" / "metrics.jsonl"):
-        if line is not None and (line.get("run_id"), line.get("step")) == (kept.run_id, kept.step):
-            return line
-    return None

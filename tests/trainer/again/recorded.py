@@ -12,6 +12,7 @@ from counterpoint.transport import codec
 from counterpoint.transport.files.atomic import publish_directory
 from counterpoint.transport.messages import Acknowledged, Ready
 from counterpoint.transport.records import Batch
+from tests.support.polling import DEADLINE_SECONDS, until
 from tests.trainer.conftest import make_batch, make_run_config
 from tests.trainer.orchestrator_end import ended, feeder, log_path, trainer_process, write_run
 
@@ -34,18 +35,18 @@ async def record(
 ) -> TrainerConfig:
     """Trains a run of `STEPS` steps to its end, with checkpoints of steps 2 and 4 and the end's; returns the trainer's file.
 
-    Rows hold fewer tokens than a batch, so that a step has several.
+    `make` is called once the weights before its step are published. A step has several rows.
     """
     write_run(make_run_config(output_dir, model, steps=STEPS, **training))
     given = {"threads": 1, "max_tokens": 48, "keep_checkpoints": 3} | (trainer or {})
     config = TrainerConfig(output_dir=output_dir, model=str(model), **given)
-    batches = [make(step) for step in range(1, STEPS + 1)]
-    for batch in batches:
-        keep_batch(output_dir, batch)
     with trainer_process(config) as process:
         async with feeder(config) as end:
             await end.until(Ready, next_step=1)
-            for batch in batches:
+            for step in range(1, STEPS + 1):
+                published = output_dir / "run_default" / "broadcast" / f"step_{step - 1}" / "STABLE"
+                await until(published.exists, "the weights before the step", DEADLINE_SECONDS)
+                keep_batch(output_dir, batch := make(step))
                 await end.train(batch)
             await end.until(Acknowledged, step=STEPS, durable=STEPS)
         assert await ended(process) == 0, log_path(config).read_text()

@@ -1,0 +1,129 @@
+"""Splits the mismatch of a recorded step: computes its tokens again by each version of the weights that sampled them."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from counterpoint.trainer.again.causes import explain, samples_of
+from counterpoint.trainer.again.computed import computed, in_float32
+from counterpoint.trainer.again.kept import NotKept, find, metrics_line
+from counterpoint.trainer.again.learner import RunAgain
+from counterpoint.trainer.again.split import ALL, Computed, Split, divergence, split
+from counterpoint.trainer.again.weights import VersionFiles
+from counterpoint.trainer.config import TrainerConfig
+from counterpoint.trainer.packer import InvalidBatch
+from counterpoint.transport.records import Batch
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedTurn:
+    """What the records say of a turn that was trained."""
+
+    server: str
+    load: str
+    version: int
+    tokens: int
+    """Its trained tokens."""
+
+
+@dataclass(slots=True)
+class PlayedStep:
+    """What the records say of the rollouts of a step."""
+
+    turns: dict[str, Sequence[PlayedTurn]] = field(default_factory=dict)
+    """Of each rollout, in order; empty where the records are gone."""
+    truncated: bool | None = None
+    """Whether any was sampled from a truncated distribution; None where the records are gone."""
+
+
+def split_step(
+    config: TrainerConfig, output_dir: Path, run_id: str, step: int, played: PlayedStep, directory: Path
+) -> Split:
+    """Splits the mismatch of a recorded step. `directory` is an empty one to work in.
+
+    Raises `NotKept` or `BeingWritten`, `OSError`, and `ValueError` if the model cannot be loaded.
+    """
+    nbytes = config.transport.max_batch_bytes
+    kept = find(output_dir, run_id, step, nbytes)
+    batch = kept.batch(step)
+    if not batch.loss_mask_T.any():
+        raise NotKept(f"step {step} of run {run_id} has no trained token, so no mismatch")
+    labels = labels_of(batch, played.turns)
+    kept = find(output_dir, run_id, step, nbytes, at_most=max(0, int(labels["version"].min()) - 1))
+    again = RunAgain(config, kept, directory)
+    files = VersionFiles(again, directory, step - kept.first)
+    found = _computed(again, batch, labels, played.truncated, files)
+    recorded = (metrics_line(kept) or {}).get("mismatch_kl")
+    now = float(divergence(found.now_P, found.inference_P).mean())
+    several = again.run.config.training.updates_per_step > 1
+    result = Split(run_id, step, len(found.now_P), recorded, now, several_updates=several)
+    faulty_P = split(result, found)
+    if result.fault is not None:
+        fault = explain(again, batch, result.fault, faulty_P, found, files)
+        result.put_fault(None if fault.key == ALL and not fault.explanation else fault)
+    return result
+
+
+def _computed(
+    again: RunAgain, batch: Batch, labels: Mapping[str, npt.NDArray[Any]], truncated: bool | None, files: VersionFiles
+) -> Computed:
+    """Trains up to the step before, and computes each token with its version on the way. Raises `NotKept`."""
+    first, step, of_sample_P = again.kept.first, batch.step, samples_of(batch)
+    inference_P = batch.columns["log_probabilities_T"][batch.loss_mask_T != 0].astype(np.float64)
+    now_P, then_P, exact_P = (np.full(len(inference_P), np.nan) for _ in range(3))
+    try:
+        for version in range(first, step):
+            logger.info("computing step %d of run %s with version %d", step, batch.run_id, version)
+            sampled_P = labels["version"] == version
+            if sampled_P.any():
+                # With the newest version as in training, in whole rows.
+                samples = None if version == step - 1 else set(of_sample_P[sampled_P].tolist())
+                own_P = computed(again, batch, samples)
+                with in_float32(again.learner.loaded.model) as changed:
+                    exact_P[sampled_P] = (computed(again, batch, samples) if changed else own_P)[sampled_P]
+                then_P[sampled_P] = own_P[sampled_P]
+            if version == step - 1:
+                now_P = own_P if sampled_P.any() else computed(again, batch)
+            files.keep(version)
+            if version < step - 1:
+                again.train(again.kept.batch(version + 1))
+    except InvalidBatch as error:
+        raise NotKept(f"step {step} of run {batch.run_id} cannot be computed again: {error}") from error
+    temperature_P = np.array([sample.temperature for sample in batch.samples])[of_sample_P]
+    return Computed(inference_P, now_P, then_P, exact_P, temperature_P, labels, truncated)
+
+
+def labels_of(batch: Batch, turns: Mapping[str, Sequence[PlayedTurn]]) -> dict[str, npt.NDArray[Any]]:
+    """Returns the group of each trained token by each of `outliers.KEYS`, and its lag; of its sample where records lack it."""
+    columns: dict[str, list[npt.NDArray[Any]]] = {}
+    times = Counter(sample.rollout_id for sample in batch.samples)
+    counts_S = np.bincount(samples_of(batch), minlength=len(batch.samples)).tolist()
+    for sample, count in zip(batch.samples, counts_S, strict=True):
+        own = turns.get(sample.rollout_id, ())
+        if not own or times[sample.rollout_id] > 1 or sum(turn.tokens for turn in own) != count:
+            own = [PlayedTurn("", "", sample.policy_version, count)]
+        lengths = [turn.tokens for turn in own]
+        of_turns: dict[str, list[Any]] = {
+            "server": [turn.server for turn in own],
+            "load": [turn.load and f"{turn.load} of server {turn.server}" for turn in own],
+            "version": [turn.version for turn in own],
+        }
+        for name, values in of_turns.items():
+            columns.setdefault(name, []).append(np.repeat(values, lengths))
+        columns.setdefault("position", []).append(np.concatenate([np.arange(length) for length in lengths]))
+        for name in ("environment", "temperature", "rollout_id"):
+            value = getattr(sample, name)
+            label = f"{value:g}" if name == "temperature" else value
+            columns.setdefault(name.removesuffix("_id"), []).append(np.full(count, label))
+    labels = {name: np.concatenate(each) for name, each in columns.items()}
+    return labels | {"lag": batch.step - labels["version"]}

@@ -1,0 +1,162 @@
+"""Splits the mismatch KL of a step among its causes, from log-probabilities of its trained tokens. Pure.
+
+A token's part is exp(d) - 1 - d with d = log p_trainer - log p_inference, as in the metric `mismatch_kl`. A cause is what falls
+away without it: staleness if the trainer computes with the weights that sampled, precision if it computes in float32, and the
+rest is the kernels', but for a group of tokens that stands out. So the causes add up to the whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from counterpoint.trainer.again.outliers import KEYS, SERVERS, Labels, Values, noise, stands_out
+
+LARGE = 0.001
+"""Nats. A rest beyond this is looked into even if no group stands out. It counts as a fault only if something explains it."""
+
+ADDS_UP = 0.05
+"""The largest difference between the computed and the recorded value, as a share of the latter."""
+
+NEGLIGIBLE = 1e-9
+"""Nats. Below this, where the two are rounding alone, they need not be the same."""
+
+ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Tokens whose log-probabilities another cause than kernels has moved."""
+
+    key: str
+    """One of `KEYS`, or `all`."""
+    group: str
+    tokens: int
+    mean: float
+    """Their mean, in nats, with the weights that sampled and in float32."""
+    others: float
+    """The mean of all other tokens."""
+    explanation: str = ""
+    """What would make them agree, in words; empty if nothing that was tried does."""
+    untried: str = ""
+    """Why less was tried than might have been; empty if all was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """The log-probability of each trained token of a step, float64 `[P]` each; not a number where weights were not kept."""
+
+    inference_P: Values
+    """By the server."""
+    now_P: Values
+    """By the trainer, with the weights before the step."""
+    then_P: Values
+    """With the weights that sampled."""
+    exact_P: Values
+    """The same in float32."""
+    temperature_P: Values
+    labels: Labels
+    truncated: bool | None
+    """Whether any token was sampled from a truncated distribution; None if the records that say it are gone."""
+
+
+@dataclass(slots=True)
+class Split:
+    """The mismatch KL of a step, in nats a trained token."""
+
+    run: str
+    step: int
+    tokens: int
+    recorded: float | None
+    """The metric `mismatch_kl` of the step; None if its line is gone."""
+    computed: float
+    """The same, computed again with the weights before the step."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """Adds up to `computed`: `staleness`, `precision`, `kernels`, `fault`, and `unknown`, of weights that were not kept."""
+    by_lag: dict[int, float] = field(default_factory=dict)
+    """Staleness of the tokens of each lag, in nats a token of these."""
+    fault: Fault | None = None
+    truncated: bool | None = False
+    """Whether the rest may also be what `[sampling]` truncates; None if the records that say it are gone."""
+    several_updates: bool = False
+    """Whether the recorded value is also of weights between the step's updates."""
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether the computed value is the recorded one."""
+        if self.recorded is None:
+            return False
+        return abs(self.computed - self.recorded) <= max(ADDS_UP * self.recorded, NEGLIGIBLE)
+
+    def values(self) -> dict[str, Any]:
+        """Returns the result as plain values, for JSON."""
+        return asdict(self) | {"adds_up": self.adds_up}
+
+    def put_fault(self, fault: Fault | None) -> None:
+        """Takes a fault over, or drops it. What its tokens have more than the others is its part, and not the kernels'."""
+        self.parts["kernels"] += self.parts["fault"]
+        self.parts["fault"] = 0.0 if fault is None else (fault.mean - fault.others) * fault.tokens / self.tokens
+        self.parts["kernels"] -= self.parts["fault"]
+        self.fault = fault
+
+
+def divergence(trainer_P: Values, inference_P: Values) -> Values:
+    """Returns each token's part of the mismatch KL."""
+    difference_P = trainer_P - inference_P
+    return np.expm1(difference_P) - difference_P
+
+
+def split(result: Split, computed: Computed) -> npt.NDArray[np.bool_]:
+    """Fills in the parts of a split, and the tokens that stand out as its fault, without an explanation; returns which these are.
+
+    Where none do, and the rest is large, the fault is of all tokens: it is one only if something explains it.
+    """
+    now_P, then_P, rest_P = (
+        divergence(each, computed.inference_P) for each in (computed.now_P, computed.then_P, computed.exact_P)
+    )
+    known_P = np.isfinite(then_P)
+    of_known = [float(each[known_P].sum()) / result.tokens for each in (now_P, then_P, rest_P)]
+    result.parts = {
+        "staleness": of_known[0] - of_known[1],
+        "precision": of_known[1] - of_known[2],
+        "kernels": of_known[2],
+        "fault": 0.0,
+        "unknown": float(now_P[~known_P].sum()) / result.tokens,
+    }
+    result.truncated = computed.truncated
+    for lag in np.unique(computed.labels["lag"][known_P]).tolist():
+        own_P = known_P & (computed.labels["lag"] == lag)
+        result.by_lag[int(lag)] = float((now_P - then_P)[own_P].mean())
+    noise_P = noise(rest_P, computed.exact_P, computed.inference_P, computed.temperature_P)
+    # What sampling truncates differs by environment and temperature, which servers share.
+    found = stands_out(rest_P, noise_P, computed.labels, SERVERS if computed.truncated is not False else KEYS)
+    if found is not None:
+        key, group, faulty_P = found[0], found[1], found[2] & known_P
+        others_P = known_P & ~faulty_P
+        mean, others = float(rest_P[faulty_P].mean()), float(rest_P[others_P].mean())
+        result.put_fault(Fault(key, group, int(faulty_P.sum()), mean, others))
+        return faulty_P
+    if known_P.any() and (mean := float(rest_P[known_P].mean())) > LARGE:
+        result.put_fault(Fault(ALL, ALL, int(known_P.sum()), mean, 0.0))
+    return known_P
+
+
+def table(result: Split) -> list[tuple[str, str, str]]:
+    """Returns rows for a person: the cause, its nats, and its share of the whole with what it means."""
+    rest = "the rest: the servers' own precision and kernels"
+    said = {
+        "staleness": "the weights moved since the tokens were sampled",
+        "precision": "the trainer's dtype, against float32",
+        "kernels": f"{rest}, and what top_p, top_k or min_p cut off" if result.truncated else rest,
+        "fault": "tokens that stand out",
+        "unknown": "weights that sampled were not kept",
+    }
+    whole = result.computed or 1.0
+    return [
+        (name, f"{value:.3g}", f"{value / whole:.0%}  {said[name]}")
+        for name, value in result.parts.items()
+        if value or name not in ("fault", "unknown")
+    ]
