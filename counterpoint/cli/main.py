@@ -72,6 +72,10 @@ COMMANDS = {
         "counterpoint.cli.receipts.verify",
         "check a run against its receipts: nothing missing, doubled, reordered or altered",
     ),
+    "bisect": (
+        "counterpoint.cli.branch.bisect",
+        "find the rollout that made a metric of a run go bad, by branches without some",
+    ),
     "branch": ("counterpoint.cli.branch.branch", "go on from a kept step of a run as another run, with other keys"),
     "mismatch": (
         "counterpoint.cli.receipts.mismatch",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from counterpoint.job.branch.kept import StepNotKept
 from counterpoint.job.reading.rollouts.rollout_records import read_records
-from counterpoint.run.batch_files import BATCH_FILE
+from counterpoint.run.batch_files import BATCH_FILE, batch_file
 from counterpoint.trainer.work.batch_parts import part
 from counterpoint.transport import codec
 from counterpoint.transport.arrays import CodecError
@@ -23,7 +23,7 @@ RECORDS = ("rollouts.jsonl", "tokens.bin")
 def read_batch(path: Path, largest: int) -> Batch:
     """Reads a recorded batch. Raises `StepNotKept` if it is gone, and `UserError` if it is damaged."""
     try:
-        return codec.read_file(path, largest)
+        return codec.read_file(batch_file(path.parent), largest)  # it may have become a kept one since
     except FileNotFoundError:
         raise StepNotKept(f"{path} was removed meanwhile") from None
     except (CodecError, OSError) as error:

@@ -1,0 +1,52 @@
+"""`counterpoint bisect RUN --good A --bad B`: which rollout made a metric go bad, by branches that leave rollouts out."""
+
+from __future__ import annotations
+
+import argparse
+
+from counterpoint.cli.arguments.job import add_job, job_of
+from counterpoint.job.branch import bisect
+from counterpoint.transport.printable import printable
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command. Raises `UserError`."""
+    given = _parser().parse_args(arguments)
+    plan = bisect.plan(job_of(given), given.run, given.metric, given.good, given.bad, given.steps)
+    print(printable(str(plan)), flush=True)
+    if not given.start:
+        print("--start begins it")
+        return 0
+    found = bisect.carry_out(plan, lambda said: print(printable(said), flush=True)).rollouts
+    if not found:
+        print(f"no one rollout was found: several made {plan.metric} go bad together, or none of these did")
+        return 1
+    what = f"rollout {found[0]}" if len(found) == 1 else f"one of {len(found)} rollouts, {', '.join(found)},"
+    print(printable(f"{what} made {plan.metric} go bad: a branch without it is good"))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="counterpoint bisect",
+        description="Finds the rollout that made a metric go bad. Says which steps may have done it and how many branches that "
+        f"takes, at most {bisect.MOST_BRANCHES}; with --start it begins them, one after the other, in the live job. Exit code 0: "
+        "found, or only planned; 1: not one rollout alone; 2: a wrong call; 3: the steps were not kept.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", metavar="RUN", help="the run")
+    parser.add_argument("--metric", default="reward/mean", help="of its metrics.jsonl (default: %(default)s)")
+    parser.add_argument("--good", type=_number, required=True, metavar="STEP", help="a step at which it was good")
+    parser.add_argument("--bad", type=_number, required=True, metavar="STEP", help="a later step at which it was bad")
+    parser.add_argument(
+        "--steps", type=_number, default=1, metavar="N", help="steps that each branch plays (default: 1)"
+    )
+    parser.add_argument("--start", action="store_true", help="begin the branches")
+    add_job(parser)
+    return parser
+
+
+def _number(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number, 1 or more")
+    return int(text)
