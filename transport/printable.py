@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+LONGEST_LINE = 1000
+"""Characters of a reason that is shown on one line."""
+
 
 def printable(text: str) -> str:
     """Returns the text with every unprintable character escaped, except line feeds and tabs: it cannot control the terminal.
@@ -45,3 +48,9 @@ def ending(text: str, longest: int) -> str:
         return text
     start = text.find(" ", -longest, -longest // 2) + 1
     return f"…{text[start:] if start else text[1 - longest :]}"
+
+
+def on_one_line(text: str) -> str:
+    """Returns the lines of a message as one line, cut where it is longer than `LONGEST_LINE`."""
+    line = " ".join(filter(None, (part.strip() for part in text.splitlines())))
+    return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}..."

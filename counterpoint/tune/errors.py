@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-LONGEST_LINE = 1000
-"""Characters of a reason that is shown on one line."""
-
 
 class TuneError(Exception):
     """An experiment, a trial or a configuration is wrong, or cannot go on; the message says what, where and what to do."""
@@ -22,9 +19,3 @@ def in_one_line(message: str | None) -> str:
         raised = [line for line in lines[begins[-1] + 1 :] if not line.startswith(" ")]
         lines = raised or lines
     return lines[0].strip() if lines else ""
-
-
-def on_one_line(text: str) -> str:
-    """The lines of a message as one line, cut where it is very long."""
-    line = " ".join(filter(None, (part.strip() for part in text.splitlines())))
-    return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}..."

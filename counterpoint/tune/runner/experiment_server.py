@@ -12,8 +12,9 @@ import tempfile
 from pathlib import Path
 from subprocess import PIPE
 
+from counterpoint.transport.printable import on_one_line
 from counterpoint.transport.process.child import Child, ChildError
-from counterpoint.tune.errors import TuneError, on_one_line
+from counterpoint.tune.errors import TuneError
 
 logger = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from counterpoint.job.admin.orchestrator_process import OrchestratorProcess
 from counterpoint.job.directory import orchestrator_of
 from counterpoint.job.join import check_joins
 from counterpoint.job.population.exploit import outcome, request_save
@@ -18,13 +19,12 @@ from counterpoint.job.reading.run_state import committed_steps
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.configuration.toml_file import Table
 from counterpoint.transport.errors import UserError
+from counterpoint.transport.printable import on_one_line
 from counterpoint.tune.checkpoint import Checkpoint
-from counterpoint.tune.errors import on_one_line
 from counterpoint.tune.executors.executor import Completed, Event, Failed, Reported, Saved, SaveFailed, Started, Stopped
 from counterpoint.tune.result import Result
 from counterpoint.tune.runs.exploit import CopyNote, TrialReset
 from counterpoint.tune.runs.host_job import HostJob
-from counterpoint.tune.runs.orchestrator_process import OrchestratorProcess
 from counterpoint.tune.runs.result_lines import ResultLines
 from counterpoint.tune.runs.saved import SavedStep, forget_unnamed, newest_durable, write_saved
 

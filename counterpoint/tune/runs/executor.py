@@ -26,8 +26,9 @@ from typing import Any, TypeVar
 from counterpoint.job.configuration.load import merge
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.errors import UserError
+from counterpoint.transport.printable import on_one_line
 from counterpoint.tune.checkpoint import Checkpoint
-from counterpoint.tune.errors import TuneError, on_one_line
+from counterpoint.tune.errors import TuneError
 from counterpoint.tune.executors.executor import Event, EventExecutor, Failed, SaveFailed
 from counterpoint.tune.resources import Resources
 from counterpoint.tune.runs.attempt import RunAttempt

@@ -105,7 +105,7 @@ class PretendedJob:
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedJob]:
     program = (sys.executable, "-m", "tests.tune.runs.fake_orchestrator")
-    monkeypatch.setattr("counterpoint.tune.runs.orchestrator_process.PROGRAM", program)
+    monkeypatch.setattr("counterpoint.job.admin.orchestrator_process.PROGRAM", program)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
     job = PretendedJob(tmp_path)
     yield job

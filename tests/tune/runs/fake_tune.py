@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-import counterpoint.tune.runs.orchestrator_process
+import counterpoint.job.admin.orchestrator_process
 from counterpoint.cli.main import main
 
 if __name__ == "__main__":
-    counterpoint.tune.runs.orchestrator_process.PROGRAM = (sys.executable, "-m", "tests.tune.runs.fake_orchestrator")
+    counterpoint.job.admin.orchestrator_process.PROGRAM = (sys.executable, "-m", "tests.tune.runs.fake_orchestrator")
     sys.exit(main(["tune", *sys.argv[1:]]))

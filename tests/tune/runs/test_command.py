@@ -282,7 +282,7 @@ def test_the_reason_of_a_trial_with_a_wrong_configuration_is_shown(
 ) -> None:
     said = "counterpoint: error: 1 error in the configuration\n  seed: the reason, SomeError: of it"
     program = f"import sys; print({said!r}); sys.exit(2)"
-    monkeypatch.setattr("counterpoint.tune.runs.orchestrator_process.PROGRAM", (sys.executable, "-c", program))
+    monkeypatch.setattr("counterpoint.job.admin.orchestrator_process.PROGRAM", (sys.executable, "-c", program))
     command.settings |= {"num_samples": 1, "max_failures": 2}
     assert main(["tune", command.write()]) == 1
     reason = "ended with exit code 2; 1 error in the configuration seed: the reason, SomeError: of it"
@@ -298,7 +298,7 @@ def test_trials_that_have_failed_for_good_run_again_when_asked(
     command.settings |= {"num_samples": 2}
     with monkeypatch.context() as broken:
         broken.setattr(
-            "counterpoint.tune.runs.orchestrator_process.PROGRAM", (sys.executable, "-c", "import sys; sys.exit(1)")
+            "counterpoint.job.admin.orchestrator_process.PROGRAM", (sys.executable, "-c", "import sys; sys.exit(1)")
         )
         assert main(["tune", command.write()]) == 1
     again = ["tune", "resume", str(command.directory)]

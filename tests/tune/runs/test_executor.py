@@ -361,7 +361,7 @@ def test_steps_of_checkpoints_that_were_removed_are_forgotten(job: PretendedJob)
 
 
 def test_an_orchestrator_that_does_not_end_is_killed(job: PretendedJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("counterpoint.tune.runs.orchestrator_process.DRAIN_GRACE_SECONDS", 0.0)
+    monkeypatch.setattr("counterpoint.job.admin.orchestrator_process.DRAIN_GRACE_SECONDS", 0.0)
     job.direct("a", "stubborn")
     job.direct("a", "allowed", "0")
     trial = job.trial("a")

@@ -1,4 +1,4 @@
-"""The orchestrator of a trial's run as a child process that dies with the tuner. Nothing here waits, but for a kill."""
+"""The orchestrator of a run as a child process that dies with whoever started it. Nothing here waits, but for a kill."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from counterpoint.run.config import RunConfig
 from counterpoint.transport.configuration.toml_file import Table
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.atomic import write_atomically
+from counterpoint.transport.printable import on_one_line
 from counterpoint.transport.process.child import Child
 from counterpoint.transport.process.exit_codes import describe_exit
-from counterpoint.tune.errors import on_one_line
 
 logger = logging.getLogger(__name__)
 
