@@ -115,6 +115,7 @@ def result_of(
         "examples": len({(rollout.environment, rollout.example_index) for rollout in rollouts}),
         "rollouts_per_example": config.rollouts_per_example,
         "success": config.success,
+        "reward_bounds": _common(bounds, rollouts),
         "sampling": {name: each.model_dump(mode="json") for name, each in sampling.items()},
         "rollouts/completed": len(rollouts) - len(failed),
         "rollouts/failed": len(failed),

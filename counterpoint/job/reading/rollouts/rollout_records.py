@@ -168,7 +168,7 @@ def records_file(job: Path, run_id: str, step: int) -> Path:
 
 def read_records(job: Path, run_id: str, step: int) -> Iterator[RolloutRecord]:
     """Reads the records of a step, one at a time. Raises `UserError` for a missing or damaged file."""
-    yield from _records_in(records_file(job, run_id, step))
+    yield from records_in(records_file(job, run_id, step))
 
 
 def records_without_difference(job: Path, run_id: str) -> tuple[str, list[RolloutRecord]]:
@@ -178,7 +178,7 @@ def records_without_difference(job: Path, run_id: str) -> tuple[str, list[Rollou
     and if there are none.
     """
     if (job / f"run_{run_id}" / EXAMPLES_FILE).exists():
-        return "a group without a difference", list(_records_in(job / f"run_{run_id}" / EXAMPLES_FILE))
+        return "a group without a difference", list(records_in(job / f"run_{run_id}" / EXAMPLES_FILE))
     step = find_step(job, run_id, None)
     groups: dict[str, tuple[RolloutRecord, set[float]]] = {}
     for record in read_records(job, run_id, step):
@@ -200,10 +200,11 @@ def dropped_records(job: Path, run_id: str) -> list[RolloutRecord]:
     Raises `UserError` for a damaged file.
     """
     file = records_file(job, run_id, UNSTEPPED)
-    return list(islice(_records_in(file), EXAMPLES)) if file.exists() else []
+    return list(islice(records_in(file), EXAMPLES)) if file.exists() else []
 
 
-def _records_in(path: Path) -> Iterator[RolloutRecord]:
+def records_in(path: Path) -> Iterator[RolloutRecord]:
+    """Reads the records of a file, one at a time. Raises `UserError` for a missing or damaged file."""
     try:
         with open_regular(path) as file:
             number = 0
