@@ -81,6 +81,7 @@ COMMANDS = {
         "counterpoint.cli.receipts.mismatch",
         "split a step's mismatch between servers and trainer: staleness, precision, kernels, faults",
     ),
+    "try": ("counterpoint.cli.branch.trial", "try a change inside a run: two branches, compared on held-out examples"),
     "logs": ("counterpoint.cli.logs", "print the end of a run's or role's log; --follow prints new lines"),
     "metrics": ("counterpoint.cli.metrics", "print every metric's names and meaning, or those that have a word"),
     "plan": ("counterpoint.cli.plan", "predict the memory of a job on given GPUs by part, and what would fit"),

@@ -16,7 +16,7 @@ from counterpoint.transport.printable import printable
 def main(arguments: list[str]) -> int:
     """Runs the command. Raises `UserError`."""
     given = _parser().parse_intermixed_args(arguments)
-    job, changes = job_of(given), dict(map(_pair, given.changes))
+    job, changes = job_of(given), dict(map(change_of, given.changes))
     config = begin.branch(job, given.run, given.step, given.name, changes, given.without)
     origin = origin_of(config.run_dir)
     assert origin is not None
@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("run", metavar="RUN", help="the run that it goes on from; it may have ended")
     parser.add_argument("changes", nargs="*", metavar="KEY=VALUE", help="keys of its configuration with other values")
-    parser.add_argument("--step", type=_step, metavar="N", help="a kept step of that run (default: its newest one)")
+    parser.add_argument("--step", type=step_of, metavar="N", help="a kept step of that run (default: its newest one)")
     parser.add_argument("--as", dest="name", required=True, metavar="NEW", help="the id of the new run")
     parser.add_argument(
         "--without",
@@ -55,14 +55,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _step(text: str) -> int:
+def step_of(text: str) -> int:
+    """Returns the number of a step. Raises `ArgumentTypeError`."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: expected the number of a step, 1 or more")
     return int(text)
 
 
-def _pair(word: str) -> tuple[str, str]:
+def change_of(word: str) -> tuple[str, str]:
+    """Returns the key and the value of `KEY=VALUE`, as they are written. Raises `UserError`."""
     key, separator, value = word.partition("=")
     if not separator or not key:
-        raise UserError(f"branch: {word}: expected KEY=VALUE, such as training.learning_rate=2e-5")
+        raise UserError(f"{word}: expected KEY=VALUE, such as training.learning_rate=2e-5")
     return key.removeprefix("--"), value
