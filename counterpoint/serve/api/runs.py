@@ -1,12 +1,15 @@
-"""`/jobs/{job}/runs/{run}` and `/jobs/{job}/metrics`: one run with its configuration, and curves of several runs."""
+"""`/jobs/{job}/runs/{run}` and `/jobs/{job}/metrics`: a run, its configuration, the verdict on it, and curves of several runs."""
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
+import orjson
 from pydantic import Field, StringConstraints
 
 from counterpoint.job.reading.metrics.downsample import rounded
@@ -22,8 +25,12 @@ from counterpoint.serve.readers.problems import problems_of_run
 from counterpoint.trainer.runs.control_files import MAX_CONFIG_BYTES
 from counterpoint.transport.config import Config, Identifier
 from counterpoint.transport.configuration.schema import keys_of
+from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_toml
 from counterpoint.transport.printable import printable
+from counterpoint.transport.process.child import ChildError
+from counterpoint.transport.process.child import run as run_child
+from counterpoint.verify.report import BEING_WRITTEN, BROKEN_CHAIN, DAMAGED, NO_RECEIPTS, SOUND, Damage
 
 MOST_RUNS, MOST_METRICS = 16, 32
 
@@ -35,6 +42,21 @@ MOST_CHANGES = 1_000
 
 MOST_TABLES, MOST_KEYS = 5_000, 1_000
 """Tables of runs and keys of a job's file that are looked at."""
+
+VERIFYING_SECONDS = 25.0
+"""How long the check of a run may take here; the command has no deadline."""
+
+MOST_FINDINGS = 100
+"""Findings of one answer."""
+
+VERDICTS = {
+    SOUND: "sound",
+    DAMAGED: "damaged",
+    NO_RECEIPTS: "no receipts",
+    BEING_WRITTEN: "being written",
+    BROKEN_CHAIN: "broken chain",
+}
+"""By the command's exit code (`docs/receipts.md`)."""
 
 COPIES = "copied/step"
 """Metric of a step that was a copy of another run's."""
@@ -80,6 +102,25 @@ class RunDetail(Config):
     """What was changed since; the newest 1,000."""
     changes_error: str
     """Why the changes cannot be read; empty if they can."""
+
+
+class Verification(Config):
+    """The verdict on one run, at the time of the request."""
+
+    verdict: str
+    """`sound`, `damaged`, `no receipts`, `being written` or `broken chain`."""
+    steps: int
+    """Steps with a receipt; of a driven run, items."""
+    head: str
+    """The hash of the newest receipt."""
+    findings: list[str]
+    """The damage in words, at most 100 pieces of it."""
+    more: int
+    """Further pieces."""
+    checked: dict[str, int]
+    """What was checked, and how many of each."""
+    unchecked: dict[str, int]
+    """What could not be checked, in words, and how many of each."""
 
 
 class WindowParameters(Config):
@@ -182,6 +223,37 @@ def run_detail(jobs: Jobs, parameters: RunParameters) -> RunDetail:
 
 
 @reads(
+    "/jobs/{job}/runs/{run}/verification",
+    "Checks a run that has ended against its receipts, as `counterpoint verify` does.",
+    fresh_seconds=10.0,
+    reads_records=True,
+)
+def verification(jobs: Jobs, parameters: RunParameters) -> Verification:
+    """Answers `GET /jobs/{job}/runs/{run}/verification`, by a process of its own: the run's files may be large, and hostile."""
+    run_dir = jobs.get(parameters.job).run_directory(parameters.run)
+    command = [sys.executable, "-P", "-m", "counterpoint.cli.main", "verify", str(run_dir.parent)]
+    command += ["--run", parameters.run, "--json"]
+    advice = f"`counterpoint verify {run_dir.parent} --run {parameters.run}` says more, and has no deadline"
+    try:
+        outcome = run_child("the check of a run", command, VERIFYING_SECONDS)
+    except (TimeoutError, ChildError) as error:
+        raise UserError(f"{error}; {advice}") from None
+    if outcome.code not in VERDICTS:
+        raise UserError(f"the check of run {parameters.run} ended with exit code {outcome.code}; {advice}")
+    found: dict[str, Any] = orjson.loads(outcome.output)
+    findings = [str(Damage(**each)) for each in found["findings"]]
+    return Verification(
+        verdict=VERDICTS[outcome.code],
+        steps=found["steps"],
+        head=found["head"],
+        findings=findings[:MOST_FINDINGS],
+        more=found["more"] + max(0, len(findings) - MOST_FINDINGS),
+        checked=found["checked"],
+        unchecked=found["unchecked"],
+    )
+
+
+@reads(
     "/jobs/{job}/metrics", "Gives curves of up to 16 runs of a job, by step or time, with at most so many points each."
 )
 def metrics(jobs: Jobs, parameters: MetricsParameters) -> Metrics:
@@ -273,4 +345,8 @@ def _changes_of(job: Job, run_id: str) -> tuple[list[ChangeEntry], str]:
     return entries[-MOST_CHANGES:], ""
 
 
-ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (run_detail, metrics)
+ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
+    run_detail,
+    metrics,
+    replace(verification, seconds=VERIFYING_SECONDS + 4.0),
+)

@@ -14,6 +14,7 @@ import { Curves } from "./curves.js";
 import { problemList } from "./problems.js";
 import { processList } from "./processes.js";
 import { runActions } from "./run_actions.js";
+import { verification } from "./verification.js";
 
 export const title = "Run";
 export const path = "/jobs/{job}/runs/{run}";
@@ -26,7 +27,8 @@ export function render(root, context) {
   const updated = element("span", { class: "muted" });
   const configuration = element("button", { type: "button", class: "button small", disabled: true, title: "The configuration that the run has", on: { click: () => compareConfigurations() } }, "Configuration");
   const actions = runActions(context);
-  const buttons = fold("Actions", () => false, element("div", { class: "actions" }, configuration, actions.element));
+  const verified = verification(context);
+  const buttons = fold("Actions", () => false, element("div", { class: "actions" }, configuration, verified.button, actions.element));
   const problems = problemList(context, { isOfOneRun: true });
   const processes = processList(context);
   const numbers = figures("Newest numbers");
@@ -40,7 +42,7 @@ export function render(root, context) {
   let axis = controls.axis();
   let runs = [];
   let detail = null;
-  root.append(element("div", { class: "view-title" }, element("h1", {}, element("bdi", {}, visible(run, 64))), state, updated, element("span", { class: "spacer" }), buttons.element), problems.element, processes.element, numbers.element, controls.element, unreadable, grid.element);
+  root.append(element("div", { class: "view-title" }, element("h1", {}, element("bdi", {}, visible(run, 64))), state, verified.mark, updated, element("span", { class: "spacer" }), buttons.element), problems.element, processes.element, numbers.element, controls.element, unreadable, grid.element);
 
   /** Shows the run's configuration, and where those of the runs beside it differ. A run that is gone is left out. */
   async function compareConfigurations() {
@@ -74,6 +76,7 @@ export function render(root, context) {
     setAttribute(numbers.element, "hidden", !hasSteps);
     for (const part of [controls.element, grid.element]) setAttribute(part, "hidden", !hasCurves);
     numbers.update(figuresOf(found));
+    verified.update(found.alive);
     actions.update(found, !found.fine_tuning && (found.alive || (Boolean(shown?.running) && !["done", "fine-tuning"].includes(found.state))));
   }
 
