@@ -126,4 +126,14 @@ def labels_of(batch: Batch, turns: Mapping[str, Sequence[PlayedTurn]]) -> dict[s
             label = f"{value:g}" if name == "temperature" else value
             columns.setdefault(name.removesuffix("_id"), []).append(np.full(count, label))
     labels = {name: np.concatenate(each) for name, each in columns.items()}
-    return labels | {"lag": batch.step - labels["version"]}
+    return labels | {"lag": batch.step - labels["version"], "context": _contexts(batch)}
+
+
+def _contexts(batch: Batch) -> npt.NDArray[np.uint64]:
+    """Returns a hash of the tokens of its sample up to each trained token and with it: a polynomial modulo 2^64."""
+    lengths_S = np.diff(batch.sample_offsets)
+    powers = np.cumprod(np.full(int(lengths_S.max()), 0x9E3779B97F4A7C15, np.uint64))
+    powers_T = np.concatenate([powers[:length] for length in lengths_S])
+    sums_T = np.cumsum((batch.token_ids_T.astype(np.uint64) + np.uint64(1)) * powers_T)
+    before_S = np.concatenate((np.zeros(1, np.uint64), sums_T))[batch.sample_offsets[:-1]]
+    return (sums_T - np.repeat(before_S, lengths_S))[batch.loss_mask_T != 0]

@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM
 
 from counterpoint.cli.main import main
 from counterpoint.trainer.again.computed import in_float32
+from counterpoint.trainer.again.mismatch import PlayedTurn, labels_of
 from counterpoint.trainer.again.split import divergence
 from counterpoint.transport.records import Batch
 from tests.trainer.again.recorded import STEPS, record
@@ -312,6 +313,29 @@ async def test_a_single_server_without_records_and_without_room(
     (tmp_path / "run_default" / "rollouts" / f"step_{STEPS}" / "rollouts.jsonl").unlink()
     found, said = said_of(tmp_path, capsys)
     assert (found["fault"], found["truncated"]) == (None, None), said
+
+
+def test_labels_of_tokens() -> None:
+    """A turn's tokens have its server; where the records do not fit, none. Equal contexts are those of equal tokens so far."""
+    batch = make_batch(4, (12, 12, 12))
+    tokens_ST = batch.token_ids_T.reshape(3, 12)
+    tokens_ST[1], tokens_ST[2] = tokens_ST[0], tokens_ST[0]
+    tokens_ST[1, 9] += 1
+    turns = {
+        "4-0": [PlayedTurn("a", "x:2-2", 2, 3), PlayedTurn("b", "", 1, 5)],
+        "4-1": [PlayedTurn("a", "x:2-2", 2, 7)],
+        "4-2": [],
+    }
+    labels = labels_of(batch, turns)
+    assert labels["server"].tolist() == ["a"] * 3 + ["b"] * 5 + [""] * 16
+    assert labels["load"].tolist() == ["x:2-2 of server a"] * 3 + [""] * 21
+    assert labels["version"].tolist() == [2] * 3 + [1] * 5 + [3] * 16
+    assert labels["lag"].tolist() == [2] * 3 + [3] * 5 + [1] * 16
+    assert labels["position"].tolist() == [0, 1, 2, 0, 1, 2, 3, 4, *range(8), *range(8)]
+    context_ST = labels["context"].reshape(3, 8)
+    assert (context_ST[0] == context_ST[2]).all()
+    assert (context_ST[0] == context_ST[1]).tolist() == [True] * 5 + [False] * 3
+    assert len(np.unique(context_ST[0])) == 8
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -30,6 +30,7 @@ def labels(random: np.random.Generator) -> Table:
         "temperature": np.array(["0.3", "0.7", "1"])[rollout_P % 3],
         "environment": np.array(["sure", "open"])[rollout_P // 4 % 2],
         "rollout": rollout_P.astype(str),
+        "context": np.arange(TOKENS),
     }
 
 
@@ -45,7 +46,7 @@ def played(random: np.random.Generator, given: Table, scale_P: npt.NDArray[Any],
     sensitivity_P = (1 - np.exp(exact_P)) / temperature_P
     inference_P = np.minimum(exact_P + scale_P * sensitivity_P * random.standard_t(tails, TOKENS), 0)
     rest_P = divergence(exact_P, inference_P)
-    return rest_P, noise(rest_P, exact_P, inference_P, temperature_P)
+    return rest_P, noise(rest_P, exact_P, inference_P, temperature_P, given)
 
 
 @pytest.mark.slow
@@ -85,6 +86,18 @@ def test_a_fault_is_named_by_the_group_that_has_it(case: str) -> None:
     assert found is not None
     assert found[:2] == FAULTS[case][1:]
     assert (found[2] == faulty_P).all()
+
+
+def test_repeated_tokens_count_once() -> None:
+    """All tokens of a server are of a few contexts, as where rollouts begin alike: chance moves them together."""
+    random = np.random.default_rng(4)
+    given = labels(random)
+    few_P = given["server"] == "s2"
+    given["context"] = np.where(few_P, given["position"] % 8, given["context"])
+    scale_P = np.where(few_P, 0.3, 0.01)
+    rest_P, noise_P = played(random, given, scale_P, 3.0)
+    assert np.count_nonzero(np.isfinite(noise_P[few_P])) <= 16
+    assert stands_out(rest_P, noise_P, given, KEYS) is None
 
 
 def test_tokens_of_unknown_servers_are_no_group() -> None:
