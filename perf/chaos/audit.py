@@ -2,7 +2,7 @@
 
 `audit` compares, for each run, the committed steps, the records of their rollouts, the batches that the witness copied
 (`perf/chaos/witness.py`), both metrics files, the trainer's checkpoint, its optimizer and the published weights. It uses
-no reader of the product, and trusts none of the files.
+no reader of the product, and trusts none of the files. `verify_runs` has the product's own checker judge the same runs.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any
 
 from safetensors.numpy import load_file
 
+from counterpoint.verify.report import SOUND
+from counterpoint.verify.run import verify
 from perf.chaos.disk import BatchRecord, digest, json_lines, published, read_batch, run_ids
 from perf.chaos.report import Findings
 from perf.chaos.witness import COMMITTED, TRAINED, Witness
@@ -28,8 +30,9 @@ CHANGED = "committed steps that changed afterwards"
 OTHERWISE = "steps trained from something else than their batch"
 WEIGHTS = "published weights that are not those of the last steps"
 UNSEEN = "committed steps that the witness has not seen whole"
+ACCUSED = "runs that `counterpoint verify` does not call sound, or that have not a receipt for each step"
 
-FAULTS = (MISSING, UNTRAINED, PROGRESS, OPTIMIZER, GROUPS, CHANGED, OTHERWISE, WEIGHTS, UNSEEN)
+FAULTS = (MISSING, UNTRAINED, PROGRESS, OPTIMIZER, GROUPS, CHANGED, OTHERWISE, WEIGHTS, UNSEEN, ACCUSED)
 """Every kind of fault."""
 
 SAME_LOSS = 1e-4
@@ -43,6 +46,16 @@ def audit(job: Path, notes: Path) -> Findings:
         _Audit(job, notes, run_id, findings).make()
         findings.counts["runs"] += 1
     return findings
+
+
+def verify_runs(job: Path, findings: Findings) -> None:
+    """Verifies each run of a job that has ended by its receipts: the checker must accuse none."""
+    for run_id in run_ids(job):
+        run_dir = job / f"run_{run_id}"
+        verdict = verify(run_dir)
+        if verdict.code != SOUND or verdict.steps != max(published(run_dir / "checkpoints"), default=0):
+            findings.faults[ACCUSED].append(verdict.text())
+        findings.counts["runs verified"] += 1
 
 
 class _Audit:

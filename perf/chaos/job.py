@@ -26,7 +26,7 @@ from counterpoint.job.evaluation.server import free_port
 from counterpoint.job.processes_file import read_workers
 from counterpoint.transport.process.launch import descendants
 from perf.chaos import batch_copies
-from perf.chaos.audit import FAULTS, audit
+from perf.chaos.audit import FAULTS, audit, verify_runs
 from perf.chaos.disk import json_lines
 from perf.chaos.report import Findings, Report, kill, say
 from perf.chaos.witness import Witness
@@ -243,5 +243,7 @@ def measure(given: argparse.Namespace, directory: Path) -> Case:
     report = Report("chaos", Findings(FAULTS), "longest until every run went on")
     with ChaosJob(directory) as job:
         chaos(job, given.rounds, random.Random(given.seed), report)
-        report.add(audit(job.output_dir, job.notes), directory)
+        found = audit(job.output_dir, job.notes)
+        verify_runs(job.output_dir, found)
+        report.add(found, directory)
     return report.case()

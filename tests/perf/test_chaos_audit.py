@@ -17,9 +17,11 @@ from counterpoint.transport.records import Batch
 from perf.chaos import audit as faults
 from perf.chaos.audit import audit
 from perf.chaos.disk import json_lines, read_batch
+from perf.chaos.report import Findings
 from perf.chaos.witness import COMMITTED, TRAINED, Witness
 from tests.support.batches import make_batch
 from tests.support.jobs import write_lines
+from tests.verify.recorded import RecordedRun, config_of
 
 STEPS = 4
 ROLLOUTS_A_STEP = 4
@@ -242,4 +244,17 @@ def test_a_planted_fault_is_found_and_named(tmp_path: Path, name: str) -> None:
 
 
 def test_every_fault_is_planted_once() -> None:
-    assert {fault for _, fault, _ in FAULTS.values()} == set(faults.FAULTS)
+    assert {fault for _, fault, _ in FAULTS.values()} | {faults.ACCUSED} == set(faults.FAULTS)
+
+
+def test_a_run_that_is_not_sound_is_a_fault(tmp_path: Path) -> None:
+    config = config_of(tmp_path / "job")
+    RecordedRun(config).play(2)
+    findings = Findings(faults.FAULTS)
+    faults.verify_runs(tmp_path / "job", findings)
+    assert not any(findings.faults.values()), findings.faults
+    (config.run_dir / "rollouts" / "step_2" / "rollouts.jsonl").write_bytes(b"")
+    faults.verify_runs(tmp_path / "job", findings)
+    [found] = findings.faults[faults.ACCUSED]
+    assert "rollouts/step_2/rollouts.jsonl" in found
+    assert findings.counts["runs verified"] == 2
