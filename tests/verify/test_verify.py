@@ -7,8 +7,9 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,59 @@ def test_a_forgery_is_named(run_dir: Path, name: str) -> None:
         assert report.code != SOUND
         if name not in ("lines_of_receipts", "receipt", "skipped_data"):
             assert step in {finding.step for finding in report.findings}, report.text()
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The places of all values in one of JSON; of an empty list or dict its own."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    if not inner or not value:
+        yield path
+    for key, each in inner:
+        yield from leaves(each, (*path, key))
+
+
+def changed(value: Any, path: tuple[Any, ...]) -> Any:
+    """The value with another one at the place."""
+    if path:
+        copy = value.copy()
+        copy[path[0]] = changed(value[path[0]], path[1:])
+        return copy
+    match value:
+        case bool() | None:
+            return 1
+        case int() | float():
+            return value + 1
+        case str():
+            return f"{value}0"
+        case _:
+            return {"more": 1} if value == {} else [1]
+
+
+@pytest.mark.slow
+def test_each_value_of_a_record_is_bound_to_its_place(run_dir: Path) -> None:
+    """So is all that martingale 0.2.0's checker binds and we record: version, reward, prompt, sampling, order, any other key."""
+    lines = lines_of(records(run_dir, 3))
+    record = orjson.loads(lines[1])
+    others = [record | {"more": 1}, record | {"turns": record["turns"][::-1]}]
+    places = list(leaves(record))
+    assert {("turns", 0, "policy_version"), ("turns", 0, "temperature"), ("reward",), ("group_id",)} <= {*places}
+    for forged in [*(changed(record, place) for place in places), *others]:
+        lines[1] = orjson.dumps(forged, option=orjson.OPT_APPEND_NEWLINE)
+        records(run_dir, 3).write_bytes(b"".join(lines))
+        report = verify(run_dir)
+        assert all(finding.step == 3 for finding in report.findings)
+        assert re.search(rf"rollout {forged['rollout_id']}|, part 2", report.text()), (forged, report.text())
+
+
+@pytest.mark.slow
+def test_each_value_of_a_receipt_is_bound_by_the_chain(run_dir: Path) -> None:
+    receipts = receipts_of(run_dir)
+    for number in (0, 2, STEPS - 1):
+        for place in leaves(orjson.loads(receipts[number])):
+            lines = receipts.copy()
+            lines[number] = orjson.dumps(changed(orjson.loads(lines[number]), place))
+            (run_dir / "receipts.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
+            assert verify(run_dir).code != SOUND, (number, place)
 
 
 @pytest.mark.slow
