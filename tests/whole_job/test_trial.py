@@ -12,8 +12,10 @@ import pytest
 import tomli_w
 
 from counterpoint.job.directory import living_runs
-from counterpoint.job.trial.decisions import TrialDecisions
+from counterpoint.job.reading.rollouts.rollout_records import read_records
+from counterpoint.job.trial.decisions import SIDES, TrialDecisions
 from counterpoint.job.trial.record import TrialRecord
+from counterpoint.transport.files.atomic import published_steps
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.support.running_job import RunningJob, settings, steps_of
 from tests.support.vllm_server import ServerProcess
@@ -54,6 +56,13 @@ def replayed(record: TrialRecord, step: int, tokens: int) -> TrialDecisions:
     return decisions
 
 
+def drawn(output: Path, run_id: str) -> dict[int, int]:
+    """The examples of the groups that a branch has trained, by the groups' numbers."""
+    steps = published_steps(output / f"run_{run_id}" / "rollouts")
+    records = [record.fields for step in steps for record in read_records(output, run_id, step)]
+    return {record["group_id"]: record["example_index"] for record in records}
+
+
 def test_a_change_that_does_harm_is_found_though_the_command_is_killed(
     tmp_path: Path, adapter_server: ServerProcess
 ) -> None:
@@ -89,6 +98,9 @@ def test_a_change_that_does_harm_is_found_though_the_command_is_killed(
         keys = [(each.side, each.step) for each in record.measurements()]
         assert len({*keys}) == len(keys), "each evaluation once, though one process was killed"
         assert living_runs(output) == ["main"]
+        plain, changed = (drawn(output, record.branch(side)) for side in SIDES)
+        common = plain.keys() & changed.keys()
+        assert {group: plain[group] for group in common} == {group: changed[group] for group in common} != {}
 
         code, again, errors = play(*asked)
         assert (code, errors) == (0, "")

@@ -1,0 +1,96 @@
+"""Carrying a trial out: what ends it without a verdict, and that a recorded one stands."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from counterpoint.job.admin import orchestrator_process
+from counterpoint.job.admin.ask import NotAnswered, Refused
+from counterpoint.job.trial import conduct as conducting
+from counterpoint.job.trial.conduct import MOST_DEATHS, conduct
+from counterpoint.job.trial.decisions import SIDES, HeldOut, TrialVerdict
+from counterpoint.job.trial.record import TrialAsked, TrialRecord
+from counterpoint.run.branches import origin_of
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.lock import take_lock
+from tests.job.branch.test_begin import FROM
+from tests.job.trial.test_ask import run as run
+
+
+@dataclass
+class Trial:
+    """A trial of the job in which `run` was, which may be carried out."""
+
+    run: RunConfig
+    said: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.job = self.run.output_dir
+        self.asked = TrialAsked(run="old", step=FROM, changes={}, tokens=1000, evaluation="held", interval=3)
+        self.record = TrialRecord(self.job, "trial")
+
+    def conduct(self) -> TrialVerdict:
+        return conduct(self.job, self.record, self.asked, self.said.append)
+
+
+@pytest.fixture
+def trial(run: RunConfig) -> Trial:
+    return Trial(run)
+
+
+@pytest.mark.slow
+def test_in_a_job_that_has_ended_it_stays_to_go_on_with(trial: Trial) -> None:
+    for _ in range(2):
+        with pytest.raises(UserError, match="has ended; start it with --resume, and ask for the same trial again"):
+            trial.conduct()
+        assert (trial.record.asked, trial.record.verdict) == (trial.asked, None)
+    for side in SIDES:
+        origin = origin_of(trial.job / f"run_trial-{side}")
+        assert origin is not None
+        assert (origin.run, origin.step) == ("old", FROM)
+
+
+@pytest.mark.slow
+def test_what_is_recorded_decides_and_the_verdict_stands(trial: Trial) -> None:
+    trial.record.directory.mkdir(parents=True)
+    for side, reward in [("with", 1.0), ("without", 0.0)]:
+        rewards = {("reverse", index): reward for index in range(100)}
+        trial.record.add(HeldOut(side, FROM + 1, 50, rewards, (0.0, 1.0)))  # type: ignore[arg-type]
+    found = trial.conduct()
+    assert (found.verdict, found.pairs, found.tokens) == ("better", 100, 100)
+    (trial.record.directory / "measured.jsonl").unlink()
+    assert trial.conduct() == found == trial.record.verdict
+
+
+def test_one_process_at_a_time_carries_it_out(trial: Trial) -> None:
+    trial.record.directory.mkdir(parents=True)
+    lock = take_lock(trial.record.directory / "lock", "held")
+    try:
+        with pytest.raises(Refused, match="another process carries out trial already"):
+            trial.conduct()
+    finally:
+        os.close(lock)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("code", "starts"), [(2, 1), (1, MOST_DEATHS + 1)])
+def test_a_branch_that_cannot_go_on_is_an_error_and_no_verdict(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, starts: int
+) -> None:
+    program = tmp_path / "orchestrator.py"
+    program.write_text(f"print('counterpoint: error: the disk is full')\nraise SystemExit({code})\n")
+    monkeypatch.setattr(orchestrator_process, "PROGRAM", (sys.executable, str(program)))
+    monkeypatch.setattr(conducting, "is_running", lambda job: True)
+    with pytest.raises(
+        NotAnswered, match=rf"cannot go on: its orchestrator ended with exit code {code}.*the disk is full"
+    ):
+        trial.conduct()
+    each = [sum(f"trial-{side}," in words for words in trial.said) for side in SIDES]
+    assert max(each) == starts
+    assert (trial.record.asked, trial.record.verdict) == (trial.asked, None)
