@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 import time
-from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import tomli_w
 
 from counterpoint.transport.process.child import Child
 from perf.noise import CpuTimes
+from perf.time_to_reward.cpu_clock import CpuClock
 from perf.time_to_reward.ours import job_of, records_of
 from perf.time_to_reward.settings import BatchRecord, Settings, Task, read_records
 
@@ -35,9 +34,6 @@ TENTHS = 10
 
 STOP_SECONDS = 60.0
 
-CPU_SECONDS = 0.25
-"""Seconds between two looks at the CPU time of all processes."""
-
 
 @dataclass(slots=True)
 class Outcome:
@@ -53,8 +49,8 @@ class Outcome:
     """Share of the machine's CPU that other processes took meanwhile."""
     records: list[BatchRecord]
     thresholds: tuple[float, ...]
-    cpu_until: list[float] = field(default_factory=list)
-    """CPU seconds when the rewards of each batch were known."""
+    cpu_until: Sequence[Mapping[str, float]] = ()
+    """CPU seconds when the rewards of each batch were known, by what took them."""
 
     def tenths(self) -> list[float]:
         """Returns the mean reward of each tenth of the run."""
@@ -81,9 +77,10 @@ class Outcome:
         return (self.records[-1].at - self.records[0].at) / (len(self.records) - 1)
 
     @property
-    def cpu_step(self) -> float:
-        """CPU seconds of one update."""
-        return (self.cpu_until[-1] - self.cpu_until[0]) / (len(self.records) - 1)
+    def cpu_step(self) -> dict[str, float]:
+        """CPU seconds of one update, by the processes that take them."""
+        first, last = self.cpu_until[0], self.cpu_until[-1]
+        return {name: (last[name] - first.get(name, 0.0)) / (len(self.records) - 1) for name in last}
 
     def figures(self) -> dict[str, Any]:
         """Returns the figures by name; those of a threshold that was not reached are None."""
@@ -93,7 +90,8 @@ class Outcome:
             "tenths": self.tenths(),
             "start_up_seconds": self.start_up,
             "step_seconds": self.step,
-            "step_cpu_seconds": self.cpu_step,
+            "step_cpu_seconds": sum(self.cpu_step.values()),
+            "step_cpu_seconds_of": self.cpu_step,
             "wall_seconds": self.ended - self.began,
             "cpu_seconds": self.cpu,
             "rollouts": sum(record.rollouts for record in self.records),
@@ -104,7 +102,7 @@ class Outcome:
             figures[f"to_{threshold}"] = {
                 "wall_seconds": self.records[batch].at - self.began if batch is not None else None,
                 "training_seconds": self.records[batch].at - self.records[0].at if batch is not None else None,
-                "cpu_seconds": self.cpu_until[batch] if batch is not None else None,
+                "cpu_seconds": sum(self.cpu_until[batch].values()) if batch is not None else None,
                 "updates": batch + 1 if batch is not None else None,
                 "rollouts": sum(each.rollouts for each in self.records[: batch + 1]) if batch is not None else None,
             }
@@ -119,7 +117,7 @@ def run_side(side: str, settings: Settings, directory: Path, timeout_seconds: fl
     before, began = CpuTimes.now(), time.time()
     with (
         Child(side, command, environment=environment, log=directory / "output.log") as process,
-        _CpuClock(before.ours) as clock,
+        CpuClock() as clock,
     ):
         try:
             code = process.wait(timeout_seconds)
@@ -171,42 +169,6 @@ def environment_of(side: str, task: Task) -> dict[str, str]:
         environment |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         environment |= {"TORCH_COMPILE_DISABLE": "1", "TORCHDYNAMO_DISABLE": "1", "VLLM_NO_USAGE_STATS": "1"}
     return environment
-
-
-class _CpuClock:
-    """The CPU time of this process's descendants over time, sampled by a thread."""
-
-    def __init__(self, before: float) -> None:
-        self._before = before
-        self._times: list[float] = []
-        self._seconds: list[float] = []
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._sample, name="cpu clock", daemon=True)
-
-    def __enter__(self) -> _CpuClock:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        while not self._stop.wait(CPU_SECONDS):
-            now = CpuTimes.now().ours - self._before
-            self._times.append(time.time())
-            self._seconds.append(now)
-
-    def at(self, moment: float) -> float:
-        """Returns the CPU seconds taken by then, interpolated between samples."""
-        index = bisect_left(self._times, moment)
-        if not self._times or index == 0:
-            return self._seconds[0] if self._seconds else 0.0
-        if index == len(self._times):
-            return self._seconds[-1]
-        low, high = self._times[index - 1], self._times[index]
-        share = (moment - low) / (high - low)
-        return self._seconds[index - 1] + share * (self._seconds[index] - self._seconds[index - 1])
 
 
 def _mean(values: Sequence[float]) -> float:

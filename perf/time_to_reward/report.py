@@ -1,4 +1,4 @@
-"""The comparison's result as tables: reward by tenths of the run, and wall time, CPU time and rollouts until the thresholds."""
+"""The comparison's result as tables: reward by tenths of the run, and time and rollouts until the thresholds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Figures = dict[str, Any]
 def tables(runs: Sequence[Figures]) -> list[Table]:
     """Returns the tables of all runs, each column a side: means of the rewards, medians of the times."""
     sides = list(dict.fromkeys(run["side"] for run in runs))
-    return [_curves(runs, sides), _times(runs, sides)]
+    return [_curves(runs, sides), _times(runs, sides), _processes(runs, sides)]
 
 
 def summary(runs: Sequence[Figures]) -> dict[str, Any]:
@@ -58,6 +58,21 @@ def _times(runs: Sequence[Figures], sides: Sequence[str]) -> Table:
             shown = "never" if value is None else form.format(value)
             cells.append(shown if ratio is None or side == "trl" else f"{shown} ({ratio:.2f} x)")
         table.add_row(name, *cells)
+    return table
+
+
+def _processes(runs: Sequence[Figures], sides: Sequence[str]) -> Table:
+    table = Table(title="CPU of an update by process, in ms: medians", box=box.SIMPLE)
+    table.add_column("")
+    for side in sides:
+        table.add_column(side, justify="right")
+    for process in dict.fromkeys(name for run in runs for name in run["step_cpu_seconds_of"]):
+        cells = []
+        for side in sides:
+            own = [run["step_cpu_seconds_of"] for run in runs if run["side"] == side]
+            has_it = any(process in seconds for seconds in own)
+            cells.append(f"{1e3 * statistics.median(each.get(process, 0.0) for each in own):.1f}" if has_it else "")
+        table.add_row(process, *cells)
     return table
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from rich.console import Console
 from counterpoint.environments.mix import mix_of
 from counterpoint.environments.workers.load import load_environment
 from counterpoint.job.config import JobConfig
+from perf.time_to_reward.cpu_clock import CpuClock
 from perf.time_to_reward.measure import Outcome
 from perf.time_to_reward.ours import job_of, records_of
 from perf.time_to_reward.report import summary, tables
@@ -20,9 +24,8 @@ from perf.time_to_reward.trl_side import drawn_examples
 def outcome(side: str, pace: float) -> Outcome:
     """A run whose reward rises from 0.50 to 0.89 over 40 updates, one every `pace` seconds from the tenth on."""
     records = [BatchRecord(110 + index * pace, 0.5 + index / 100, 64) for index in range(40)]
-    return Outcome(
-        side, 0, 100.0, 200.0, 80.0, 0.0, records, (0.7, 0.9), [20 + index * pace / 2 for index in range(40)]
-    )
+    cpu = [{"trainer": 15 + index * pace / 4, "engine": 5 + index * pace / 4} for index in range(40)]
+    return Outcome(side, 0, 100.0, 200.0, 80.0, 0.0, records, (0.7, 0.9), cpu)
 
 
 def test_a_threshold_counts_when_the_mean_of_five_batches_is_at_it() -> None:
@@ -37,6 +40,7 @@ def test_the_figures_are_those_of_the_records() -> None:
     assert figures["start_up_seconds"] == 10.0
     assert figures["step_seconds"] == pytest.approx(1.0)
     assert figures["step_cpu_seconds"] == pytest.approx(0.5)
+    assert figures["step_cpu_seconds_of"] == pytest.approx({"trainer": 0.25, "engine": 0.25})
     assert figures["to_0.7"] == {
         "wall_seconds": 32.0, "training_seconds": 22.0, "cpu_seconds": 31.0, "updates": 23, "rollouts": 23 * 64
     }  # fmt: skip
@@ -57,6 +61,19 @@ def test_ratios_are_over_trl_in_the_same_round() -> None:
     assert line.split() == ["wall", "of", "an", "update", "2.000", "s", "(0.50", "x)", "4.000", "s"]
     assert summary(runs)["trl"]["wall of an update"] == pytest.approx(4.0)
     assert summary(runs)["ours"]["to 0.9: rollouts"] is None
+
+
+def test_the_cpu_clock_knows_how_much_each_process_below_had_taken_at_a_moment() -> None:
+    burn = "import time\nwhile time.process_time() < 1: pass\ninput()"
+    # `perf.time_to_reward.trl_side` is an argument that the program does not read.
+    command = [sys.executable, "-c", burn, "perf.time_to_reward.trl_side"]
+    with CpuClock() as clock, subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        while clock.at(time.time()).get("TRL", 0.0) < 0.95:
+            time.sleep(0.05)
+        process.communicate(b"\n")
+
+    assert "TRL" not in clock.at(0.0) or clock.at(0.0)["TRL"] < 0.9
+    assert clock.at(time.time())["TRL"] == pytest.approx(1.0, abs=0.3)
 
 
 def test_our_job_is_valid_and_on_policy(tmp_path: Path) -> None:
