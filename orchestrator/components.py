@@ -284,7 +284,7 @@ class Components:
 
     def make_policy(self) -> PolicyWatcher:
         """Returns the watcher that gives the pool the trainer's policies."""
-        return PolicyWatcher(
+        watcher = PolicyWatcher(
             self.config.run_dir,
             self.pool,
             _adapter(self.config),
@@ -293,6 +293,8 @@ class Components:
             lambda: self.sender.newest_step,
             lambda: self.sender.published,
         )
+        self.sender.on_published = watcher.look
+        return watcher
 
     def make_steering(self) -> Steering:
         """Returns the steering that takes up requests to the run from now on. Blocks."""

@@ -27,7 +27,10 @@ from counterpoint.transport.files.atomic import STABLE, published_steps
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
-"""Seconds between two checks of the broadcast directory if the kernel does not report a new one."""
+"""Seconds between two looks for a version that the trainer has named, if the kernel does not report its arrival."""
+
+IDLE_SECONDS = 1.0
+"""Seconds between two looks while the trainer has named none that is newer."""
 
 Report = Callable[[PolicyUpdateStarting | PolicyUpdated], None]
 
@@ -94,8 +97,14 @@ class PolicyWatcher:
         self._newest_step = newest_step
         self._told = told
         self._is_used = is_used
+        self._arrivals: Arrivals | None = None
         self.version: int | None = None
         """The version with which requests begin, or None before the first load."""
+
+    def look(self) -> None:
+        """Has the watcher look at once, since the trainer has named a version."""
+        if self._arrivals is not None:
+            self._arrivals.notice()
 
     async def load_first(self, version: int) -> None:
         """Waits for a broadcast of `version` or later, and loads the newest.
@@ -116,13 +125,14 @@ class PolicyWatcher:
     async def _follow(self, least: int, once: bool) -> None:
         """Loads each new version from `least` on, or only one with `once`."""
         with closing(Arrivals(self._directory)) as arrivals:
+            self._arrivals = arrivals
             while not once or self.version is None:
                 arrivals.watch()
                 newest = await self._newest()
                 if newest >= least and self._is_to_be_loaded(newest):
                     await self._load(newest)
                 else:
-                    await arrivals.wait(POLL_SECONDS)
+                    await arrivals.wait(POLL_SECONDS if self._told() > newest else IDLE_SECONDS)
 
     def _is_to_be_loaded(self, version: int) -> bool:
         if self.version is not None and version <= self.version:

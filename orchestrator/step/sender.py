@@ -108,6 +108,8 @@ class Sender:
         """Whether a READY has ever arrived."""
         self.published = -1
         """The newest published policy version, by the trainer's messages, or -1 before the first."""
+        self.on_published: Callable[[], None] = lambda: None
+        """Called when that has changed."""
         self._due = asyncio.Event()
         self._changed = asyncio.Condition()
         self.durable_step = 0
@@ -225,6 +227,7 @@ class Sender:
                     await self._settle(durable)
                 case Published(version):
                     self.published = version
+                    self.on_published()
             self._due.set()
             async with self._changed:
                 self._changed.notify_all()
@@ -263,6 +266,7 @@ class Sender:
         )  # fmt: skip
         self._waiting, self.had_trainer, self._trainers_largest = "", True, ready.max_batch_bytes
         self.published = ready.next_step - 1
+        self.on_published()
 
     def _on_waiting_message(self, reason: str) -> None:
         if reason != self._waiting:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from counterpoint.orchestrator.policy import POLL_SECONDS, ForeignBroadcastError
 from counterpoint.orchestrator.run_directory import ConfigurationError
 from counterpoint.orchestrator.scheduling.events import PolicyUpdated, PolicyUpdateStarting
 from counterpoint.run.config import RunConfig
+from counterpoint.transport.files.arrivals import Arrivals
 from counterpoint.transport.files.atomic import STABLE, publish_directory, remove_directory
 
 
@@ -116,6 +118,30 @@ async def test_a_version_that_the_trainer_names_is_opened_though_its_directorys_
     await asyncio.wait_for(pool.loaded.wait(), 60)
     assert [event.version for event in pool.history if isinstance(event, WeightUpdate)] == [1, 3]
     task.cancel()
+
+
+async def test_a_version_is_looked_for_at_once_when_the_trainer_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the kernel reports no arrival: between two versions the directory is hardly looked at."""
+    monkeypatch.setattr("counterpoint.orchestrator.policy.IDLE_SECONDS", 1000.0)
+    monkeypatch.setattr(Arrivals, "_read", lambda self: os.read(self._descriptor, 65_536))
+    pool, told = RecordingPool(), [1]
+    watcher = PolicyWatcher(
+        tmp_path, pool, "one", pool.history.append, lambda version: True, lambda: 9, lambda: told[-1]
+    )
+    publish(tmp_path, 1)
+    await asyncio.wait_for(watcher.load_first(1), 60)
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(watcher.run())
+        for version in (2, 3):
+            pool.loaded.clear()
+            publish(tmp_path, version)
+            told.append(version)
+            watcher.look()
+            await asyncio.wait_for(pool.loaded.wait(), 60)
+        task.cancel()
+    assert watcher.version == 3
 
 
 @pytest.mark.slow

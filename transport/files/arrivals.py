@@ -44,6 +44,10 @@ class Arrivals:
             name = os.fsencode(self._directory)
             self._watch = self._libc.inotify_add_watch(self._descriptor, name, _MOVED_TO | _ONLY_DIRECTORIES)
 
+    def notice(self) -> None:
+        """Ends the present wait, and the next one if there is none: an arrival is known from elsewhere."""
+        self._arrived.set()
+
     async def wait(self, seconds: float) -> None:
         """Returns at the first arrival since `watch`, and after `seconds` in any case."""
         try:

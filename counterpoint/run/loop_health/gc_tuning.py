@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -106,8 +107,14 @@ async def _collecting_the_young(seconds: float) -> None:
     """Waits, and collects the youngest objects so often that they are few.
 
     Python does so once 700 more objects were made than freed. While old rollouts are freed as fast as new ones are made, that
-    takes seconds, and then a hundred thousand objects are visited at once.
+    takes seconds, and then a hundred thousand objects are visited at once. Only a loop that computes makes objects, and one that
+    idles is not to be woken for nothing: each pause is as long as the loop computes for `_YOUNG_SECONDS`, by the last pause.
     """
-    for _ in range(round(seconds / _YOUNG_SECONDS)):
-        await asyncio.sleep(_YOUNG_SECONDS)
+    left, pause = round(seconds / _YOUNG_SECONDS), 1
+    while left:
+        before = time.thread_time()
+        await asyncio.sleep(pause * _YOUNG_SECONDS)
         gc.collect(0)
+        computed = max(time.thread_time() - before, 1e-9)
+        left -= pause
+        pause = min(max(1, int(pause * _YOUNG_SECONDS / computed)), left)

@@ -196,10 +196,13 @@ def is_told(sender: Sender, version: int) -> bool:
 async def test_the_newest_published_version_is_the_one_named_last(tmp_path: Path) -> None:
     """By a READY, too: its trainer may have gone back."""
     async with running(tmp_path, newest_step=9) as (sender, link):
+        seen: list[int] = []
+        sender.on_published = lambda: seen.append(sender.published)
         assert sender.published == -1
         for message, version in ((Ready(10, 4, 1), 9), (Published(10), 10), (Published(11), 11), (Ready(10, 4, 2), 9)):
             await link.say(message)
             await until(partial(is_told, sender, version), f"version {version}")
+        assert seen == [9, 10, 11, 9]
 
 
 @pytest.mark.parametrize(("kept", "durable"), [((1, 2, 3), 0), ((2, 3), 1), ((1, 3), 2), ((), 3)])

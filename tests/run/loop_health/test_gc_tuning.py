@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
+import time
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -177,6 +179,22 @@ async def test_young_objects_are_walked_often_though_no_more_are_made_than_freed
         await freed.wait()
         assert lost() is None
     assert seen == []
+
+
+@pytest.mark.parametrize(("computed", "pauses"), [(0.0, [1, 9]), (0.004, [1, 2, 5, 2]), (0.02, [1] * 10)])
+async def test_a_loop_that_computes_little_is_woken_less_often_to_walk_young_objects(
+    monkeypatch: pytest.MonkeyPatch, computed: float, pauses: list[int]
+) -> None:
+    """`computed`: the CPU seconds of each pause; `pauses`: their lengths, in hundredths of a second."""
+    slept, clock = list[float](), itertools.count()
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(time, "thread_time", lambda: computed * next(clock))
+    await gc_tuning._collecting_the_young(0.1)
+    assert [round(100 * seconds) for seconds in slept] == pauses
 
 
 def test_only_young_objects_are_walked_while_memory_does_not_grow() -> None:
