@@ -54,7 +54,7 @@ def _played(job: Path, run_id: str, step: int) -> PlayedStep:
             PlayedTurn(
                 str(turn.get("server", "")),
                 str(turn.get("load", "")),
-                whole_number(turn.get("policy_version")) or 0,
+                _count(turn, "policy_version"),
                 max(0, _count(turn, "completion_tokens") - _count(turn, "untrained_tokens")),
             )
             for turn in record.turns
@@ -63,16 +63,21 @@ def _played(job: Path, run_id: str, step: int) -> PlayedStep:
 
 
 def _count(turn: dict[str, Any], name: str) -> int:
-    return whole_number(turn.get(name)) or 0
+    return min(max(0, whole_number(turn.get(name)) or 0), 2**31 - 1)
 
 
 def _text(found: Split) -> str:
     """Returns the result for a person."""
+    from counterpoint.trainer.again.outliers import LEAST_TOKENS
     from counterpoint.trainer.again.split import table
 
     lines = [f"{name:<11}{value:>10}  {said}" for name, value, said in table(found)]
     for lag, value in sorted(found.by_lag.items()):
         lines.append(f"staleness of {lag}: {value:.3g} a token")
+    if found.fault is None:
+        compared = ", ".join(found.compared)
+        few = f"nothing could be compared: no two groups have {LEAST_TOKENS} tokens that are uncertain and in different contexts"
+        lines.append(f"compared by {compared}: none stands out" if compared else few)
     if (fault := found.fault) is not None:
         where = "all tokens" if fault.key == "all" else f"{fault.key} {printable(fault.group)}"
         others = "" if fault.key == "all" else f", all others {fault.others:.3g}"

@@ -48,7 +48,7 @@ def explain(
         found: the step's log-probabilities.
         files: of the weights of each version that is known.
     """
-    version_P = found.labels["version"].astype(np.int64)
+    version_P = found.groups.codes["version"]
     version = int(np.bincount(version_P[faulty_P]).argmax())
     if version not in files.versions:
         return replace(fault, untried=files.lacking)

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +15,7 @@ from counterpoint.trainer.again.causes import explain, samples_of
 from counterpoint.trainer.again.computed import computed, in_float32
 from counterpoint.trainer.again.kept import NotKept, find, metrics_line
 from counterpoint.trainer.again.learner import RunAgain
+from counterpoint.trainer.again.outliers import Codes, TokenGroups
 from counterpoint.trainer.again.split import ALL, Computed, Split, divergence, split
 from counterpoint.trainer.again.weights import VersionFiles
 from counterpoint.trainer.config import TrainerConfig
@@ -58,11 +58,11 @@ def split_step(
     batch = kept.batch(step)
     if not batch.loss_mask_T.any():
         raise NotKept(f"step {step} of run {run_id} has no trained token, so no mismatch")
-    labels = labels_of(batch, played.turns)
-    kept = find(output_dir, run_id, step, nbytes, at_most=max(0, int(labels["version"].min()) - 1))
+    groups = groups_of(batch, played.turns)
+    kept = find(output_dir, run_id, step, nbytes, at_most=max(0, int(groups.codes["version"].min()) - 1))
     again = RunAgain(config, kept, directory)
     files = VersionFiles(again, directory, step - kept.first)
-    found = _computed(again, batch, labels, played.truncated, files)
+    found = _computed(again, batch, groups, played.truncated, files)
     recorded = (metrics_line(kept) or {}).get("mismatch_kl")
     now = float(divergence(found.now_P, found.inference_P).mean())
     several = again.run.config.training.updates_per_step > 1
@@ -75,7 +75,7 @@ def split_step(
 
 
 def _computed(
-    again: RunAgain, batch: Batch, labels: Mapping[str, npt.NDArray[Any]], truncated: bool | None, files: VersionFiles
+    again: RunAgain, batch: Batch, groups: TokenGroups, truncated: bool | None, files: VersionFiles
 ) -> Computed:
     """Trains up to the step before, and computes each token with its version on the way. Raises `NotKept`."""
     first, step, of_sample_P = again.kept.first, batch.step, samples_of(batch)
@@ -84,7 +84,7 @@ def _computed(
     try:
         for version in range(first, step):
             logger.info("computing step %d of run %s with version %d", step, batch.run_id, version)
-            sampled_P = labels["version"] == version
+            sampled_P = groups.codes["version"] == version
             if sampled_P.any():
                 # With the newest version as in training, in whole rows.
                 samples = None if version == step - 1 else set(of_sample_P[sampled_P].tolist())
@@ -100,40 +100,49 @@ def _computed(
     except InvalidBatch as error:
         raise NotKept(f"step {step} of run {batch.run_id} cannot be computed again: {error}") from error
     temperature_P = np.array([sample.temperature for sample in batch.samples])[of_sample_P]
-    return Computed(inference_P, now_P, then_P, exact_P, temperature_P, labels, truncated)
+    return Computed(inference_P, now_P, then_P, exact_P, temperature_P, groups, truncated)
 
 
-def labels_of(batch: Batch, turns: Mapping[str, Sequence[PlayedTurn]]) -> dict[str, npt.NDArray[Any]]:
-    """Returns the group of each trained token by each of `outliers.KEYS`, and its lag; of its sample where records lack it."""
-    columns: dict[str, list[npt.NDArray[Any]]] = {}
+def groups_of(batch: Batch, turns: Mapping[str, Sequence[PlayedTurn]]) -> TokenGroups:
+    """Returns the groups of each trained token. Where the records do not fit the batch, its server and load are unknown."""
+    names: dict[str, dict[str, int]] = {}
+    columns: dict[str, list[npt.NDArray[np.int32]]] = {}
     times = Counter(sample.rollout_id for sample in batch.samples)
     counts_S = np.bincount(samples_of(batch), minlength=len(batch.samples)).tolist()
+
+    def code(key: str, name: str) -> int:
+        known = names.setdefault(key, {})
+        return known.setdefault(name, len(known)) if name else -1
+
     for sample, count in zip(batch.samples, counts_S, strict=True):
         own = turns.get(sample.rollout_id, ())
         if not own or times[sample.rollout_id] > 1 or sum(turn.tokens for turn in own) != count:
             own = [PlayedTurn("", "", sample.policy_version, count)]
         lengths = [turn.tokens for turn in own]
-        of_turns: dict[str, list[Any]] = {
-            "server": [turn.server for turn in own],
-            "load": [turn.load and f"{turn.load} of server {turn.server}" for turn in own],
+        loads = [turn.load and f"{turn.load} of server {turn.server}" for turn in own]
+        for key, values in {
+            "server": [code("server", turn.server) for turn in own],
+            "load": [code("load", load) for load in loads],
             "version": [turn.version for turn in own],
-        }
-        for name, values in of_turns.items():
-            columns.setdefault(name, []).append(np.repeat(values, lengths))
-        columns.setdefault("position", []).append(np.concatenate([np.arange(length) for length in lengths]))
-        for name in ("environment", "temperature", "rollout_id"):
-            value = getattr(sample, name)
-            label = f"{value:g}" if name == "temperature" else value
-            columns.setdefault(name.removesuffix("_id"), []).append(np.full(count, label))
-    labels = {name: np.concatenate(each) for name, each in columns.items()}
-    return labels | {"lag": batch.step - labels["version"], "context": _contexts(batch)}
+        }.items():
+            columns.setdefault(key, []).append(np.repeat(np.array(values, np.int32), lengths))
+        columns.setdefault("position", []).append(np.concatenate([np.arange(each, dtype=np.int32) for each in lengths]))
+        for key, name in {
+            "environment": sample.environment,
+            "temperature": f"{sample.temperature:g}",
+            "rollout": sample.rollout_id,
+        }.items():
+            columns.setdefault(key, []).append(np.full(count, code(key, name), np.int32))
+    codes: dict[str, Codes] = {key: np.concatenate(each) for key, each in columns.items()}
+    codes |= {"lag": batch.step - codes["version"], "context": _contexts(batch)}
+    return TokenGroups(codes, {key: list(known) for key, known in names.items()})
 
 
-def _contexts(batch: Batch) -> npt.NDArray[np.uint64]:
+def _contexts(batch: Batch) -> npt.NDArray[np.int64]:
     """Returns a hash of the tokens of its sample up to each trained token and with it: a polynomial modulo 2^64."""
     lengths_S = np.diff(batch.sample_offsets)
     powers = np.cumprod(np.full(int(lengths_S.max()), 0x9E3779B97F4A7C15, np.uint64))
     powers_T = np.concatenate([powers[:length] for length in lengths_S])
     sums_T = np.cumsum((batch.token_ids_T.astype(np.uint64) + np.uint64(1)) * powers_T)
     before_S = np.concatenate((np.zeros(1, np.uint64), sums_T))[batch.sample_offsets[:-1]]
-    return (sums_T - np.repeat(before_S, lengths_S))[batch.loss_mask_T != 0]
+    return (sums_T - np.repeat(before_S, lengths_S))[batch.loss_mask_T != 0].view(np.int64)

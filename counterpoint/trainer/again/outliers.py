@@ -11,14 +11,14 @@ A token that a load of weights has answered several times in the same context co
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Values = npt.NDArray[np.float64]
-Labels = Mapping[str, npt.NDArray[Any]]
-"""The group of each token by each of `KEYS`, its `lag`, and its `context`: a hash of the tokens of its sample up to itself."""
+Codes = npt.NDArray[np.integer[Any]]
 
 SERVERS = ("server", "load")
 KEYS = (*SERVERS, "version", "position", "temperature", "environment", "rollout")
@@ -49,7 +49,23 @@ UNCERTAIN = 0.01
 """Tokens say something if either side gives all others at least this probability together."""
 
 
-def noise(rest_P: Values, exact_P: Values, inference_P: Values, temperature_P: Values, labels: Labels) -> Values:
+@dataclass(frozen=True, slots=True)
+class TokenGroups:
+    """The groups that each trained token of a step belongs to."""
+
+    codes: Mapping[str, Codes]
+    """The number of each token's group by each of `KEYS`, `[P]`, below 0 where the records do not say. Also its `lag`, and its
+    `context`: a hash of the tokens of its sample up to itself."""
+    names: Mapping[str, Sequence[str]]
+    """The names of the groups by their numbers. Those of a key without are the numbers."""
+
+    def named(self, key: str, codes: Codes) -> str:
+        """Returns the names of groups, in words."""
+        names = self.names.get(key)
+        return ", ".join(sorted(str(code) if names is None else names[code] for code in codes.tolist()))
+
+
+def noise(rest_P: Values, exact_P: Values, inference_P: Values, temperature_P: Values, groups: TokenGroups) -> Values:
     """Returns half the square of the noise of each token's logits.
 
     It is not a number where nothing is known, where a token is nearly certain, and where the same one counts already.
@@ -59,13 +75,13 @@ def noise(rest_P: Values, exact_P: Values, inference_P: Values, temperature_P: V
         exact_P: its log-probability by the trainer, with the weights that sampled, in float32.
         inference_P: that by the server.
         temperature_P: at which it was sampled.
-        labels: of which load, version and context are read.
+        groups: of which load, version and context are read.
     """
     others_P = -np.expm1(np.minimum(exact_P, inference_P))
     same_P = np.zeros(len(rest_P), np.int64)
     for name in ("context", "load", "version"):
-        groups, index_P = np.unique(labels[name], return_inverse=True)
-        same_P = same_P * len(groups) + index_P
+        found, index_P = np.unique(groups.codes[name], return_inverse=True)
+        same_P = same_P * len(found) + index_P
     counts_P = np.zeros(len(rest_P), np.bool_)
     counts_P[np.unique(same_P, return_index=True)[1]] = True
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -73,30 +89,42 @@ def noise(rest_P: Values, exact_P: Values, inference_P: Values, temperature_P: V
 
 
 def stands_out(
-    rest_P: Values, noise_P: Values, labels: Labels, keys: Sequence[str]
+    rest_P: Values, noise_P: Values, groups: TokenGroups, keys: Sequence[str]
 ) -> tuple[str, str, npt.NDArray[np.bool_]] | None:
     """Returns key, name and tokens of the group, or of up to half of the groups, that stand out; None if none does."""
     known_P, whole, rank_P = np.isfinite(rest_P), float(np.nansum(rest_P)), _ranks(noise_P)
     for key in sorted(keys, key=lambda key: key != "load"):  # a server's median would hide one of its loads
-        named_P = np.where(labels[key] == "", np.nan, noise_P)  # the records may not say whose a token is
+        code_P = groups.codes[key]
+        known_noise_P = np.where(code_P < 0, np.nan, noise_P)
         factor = FACTOR if key in (*SERVERS, "version") else OF_CONTENT
-        for later, group_P in _candidates(named_P, labels[key], factor, key == "position"):
+        for later, group_P in _candidates(known_noise_P, code_P, factor, key == "position"):
             own, tokens = float(np.nansum(rest_P[group_P])), int(np.count_nonzero(known_P & group_P))
             if own >= SHARE * whole and own > FAINT * tokens and _higher(rank_P, group_P) >= PAIRS:
-                return (key, f"{later} and later", group_P) if later else (*_named(group_P, labels, keys), group_P)
+                return (key, f"{later} and later", group_P) if later else (*_named(group_P, groups, keys), group_P)
     return None
 
 
+def comparable(noise_P: Values, groups: TokenGroups, keys: Sequence[str]) -> list[str]:
+    """Returns the keys by which at least two groups have enough tokens to be compared."""
+    found = []
+    for key in keys:
+        numbers, index_P = np.unique(groups.codes[key], return_inverse=True)
+        medians_G = _medians(noise_P, index_P, len(numbers))
+        if np.count_nonzero(np.isfinite(medians_G[numbers >= 0])) > 1:
+            found.append(key)
+    return found
+
+
 def _candidates(
-    noise_P: Values, label_P: npt.NDArray[Any], factor: float, is_ordered: bool
+    noise_P: Values, code_P: Codes, factor: float, is_ordered: bool
 ) -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:
     """Yields 0 and the tokens of the groups above the widest gap; of an ordered key first a power of two and those from it on."""
     if is_ordered:
-        cuts = 2 ** np.arange(int(label_P.max(initial=0)).bit_length())
-        times = [(_times(*_medians(noise_P, (label_P < cut).astype(np.int64), 2)), int(cut)) for cut in cuts]
+        cuts = 2 ** np.arange(int(code_P.max(initial=0)).bit_length())
+        times = [(_times(*_medians(noise_P, (code_P < cut).astype(np.int64), 2)), int(cut)) for cut in cuts]
         if times and max(times)[0] >= factor:
-            yield max(times)[1], label_P >= max(times)[1]
-    groups, index_P = np.unique(label_P, return_inverse=True)
+            yield max(times)[1], code_P >= max(times)[1]
+    groups, index_P = np.unique(code_P, return_inverse=True)
     medians_G = _medians(noise_P, index_P, len(groups))
     ranked = [int(group) for group in np.argsort(-medians_G) if np.isfinite(medians_G[group])]
     highest = range(1, len(ranked) // 2 + 1)
@@ -105,12 +133,12 @@ def _candidates(
         yield 0, np.isin(index_P, ranked[: max(gaps)[1]])
 
 
-def _named(group_P: npt.NDArray[np.bool_], labels: Labels, keys: Sequence[str]) -> tuple[str, str]:
+def _named(group_P: npt.NDArray[np.bool_], groups: TokenGroups, keys: Sequence[str]) -> tuple[str, str]:
     """Returns the key that has these tokens in the fewest groups, which have no others, and the groups."""
-    inside = {key: np.unique(labels[key][group_P]) for key in keys}
-    whole = [key for key in keys if np.isin(labels[key][~group_P], inside[key], invert=True).all()]
+    inside = {key: np.unique(groups.codes[key][group_P]) for key in keys}
+    whole = [key for key in keys if inside[key][0] >= 0 and not np.isin(groups.codes[key][~group_P], inside[key]).any()]
     key = min(whole, key=lambda each: len(inside[each]))
-    return key, ", ".join(str(each) for each in inside[key])
+    return key, groups.named(key, inside[key])
 
 
 def _medians(noise_P: Values, index_P: npt.NDArray[np.int64], groups: int) -> Values:

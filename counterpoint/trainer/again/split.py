@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from counterpoint.trainer.again.outliers import KEYS, SERVERS, Labels, Values, noise, stands_out
+from counterpoint.trainer.again.outliers import KEYS, SERVERS, TokenGroups, Values, comparable, noise, stands_out
 
 LARGE = 0.001
 """Nats. A rest beyond this is looked into even if no group stands out. It counts as a fault only if something explains it. In the
@@ -59,7 +59,7 @@ class Computed:
     exact_P: Values
     """The same in float32."""
     temperature_P: Values
-    labels: Labels
+    groups: TokenGroups
     truncated: bool | None
     """Whether any token was sampled from a truncated distribution; None if the records that say it are gone."""
 
@@ -80,6 +80,8 @@ class Split:
     by_lag: dict[int, float] = field(default_factory=dict)
     """Staleness of the tokens of each lag, in nats a token of these."""
     fault: Fault | None = None
+    compared: list[str] = field(default_factory=list)
+    """The keys by which two groups or more have enough tokens to be compared."""
     truncated: bool | None = False
     """Whether the rest may also be what `[sampling]` truncates; None if the records that say it are gone."""
     several_updates: bool = False
@@ -128,12 +130,14 @@ def split(result: Split, computed: Computed) -> npt.NDArray[np.bool_]:
         "unknown": float(now_P[~known_P].sum()) / result.tokens,
     }
     result.truncated = computed.truncated
-    for lag in np.unique(computed.labels["lag"][known_P]).tolist():
-        own_P = known_P & (computed.labels["lag"] == lag)
+    for lag in np.unique(computed.groups.codes["lag"][known_P]).tolist():
+        own_P = known_P & (computed.groups.codes["lag"] == lag)
         result.by_lag[int(lag)] = float((now_P - then_P)[own_P].mean())
-    noise_P = noise(rest_P, computed.exact_P, computed.inference_P, computed.temperature_P, computed.labels)
+    noise_P = noise(rest_P, computed.exact_P, computed.inference_P, computed.temperature_P, computed.groups)
     # What sampling truncates differs by environment and temperature, which servers share.
-    found = stands_out(rest_P, noise_P, computed.labels, SERVERS if computed.truncated is not False else KEYS)
+    keys = SERVERS if computed.truncated is not False else KEYS
+    result.compared = comparable(noise_P, computed.groups, keys)
+    found = stands_out(rest_P, noise_P, computed.groups, keys)
     if found is not None:
         key, group, faulty_P = found[0], found[1], found[2] & known_P
         others_P = known_P & ~faulty_P
@@ -157,7 +161,7 @@ def table(result: Split) -> list[tuple[str, str, str]]:
     }
     whole = result.computed or 1.0
     return [
-        (name, f"{value:.3g}", f"{value / whole:.0%}  {said[name]}")
+        (name, f"{value:.3g}", f"{value / whole:4.0%}  {said[name]}")
         for name, value in result.parts.items()
         if value or name not in ("fault", "unknown")
     ]

@@ -23,7 +23,8 @@ from transformers import AutoModelForCausalLM
 
 from counterpoint.cli.main import main
 from counterpoint.trainer.again.computed import in_float32
-from counterpoint.trainer.again.mismatch import PlayedTurn, labels_of
+from counterpoint.trainer.again.mismatch import PlayedTurn, groups_of
+from counterpoint.trainer.again.outliers import KEYS
 from counterpoint.trainer.again.split import divergence
 from counterpoint.transport.records import Batch
 from tests.trainer.again.recorded import STEPS, record
@@ -136,6 +137,9 @@ async def test_the_split_adds_up_and_agrees_with_float64(
     assert found["recorded"] > 0
     assert sum(parts.values()) == pytest.approx(found["recorded"], rel=0.05, abs=1e-9), said
     assert found["adds_up"]
+    compared = ["server", "load", *(["version"] if lags > 1 else []), "position", "temperature", "environment"]
+    assert found["compared"] == compared
+    assert f"compared by {', '.join(compared)}: none stands out" in said
     assert (found["fault"], parts["fault"], parts["unknown"]) == (None, 0, 0), said
     assert list(found["by_lag"]) == [str(lag) for lag in range(1, lags + 1)]
     assert parts["kernels"] == pytest.approx(reference["then"], rel=0.01, abs=1e-11), said
@@ -313,9 +317,10 @@ async def test_a_single_server_without_records_and_without_room(
     (tmp_path / "run_default" / "rollouts" / f"step_{STEPS}" / "rollouts.jsonl").unlink()
     found, said = said_of(tmp_path, capsys)
     assert (found["fault"], found["truncated"]) == (None, None), said
+    assert "nothing could be compared: no two groups have 48 tokens" in said
 
 
-def test_labels_of_tokens() -> None:
+def test_groups_of_tokens() -> None:
     """A turn's tokens have its server; where the records do not fit, none. Equal contexts are those of equal tokens so far."""
     batch = make_batch(4, (12, 12, 12))
     tokens_ST = batch.token_ids_T.reshape(3, 12)
@@ -326,13 +331,16 @@ def test_labels_of_tokens() -> None:
         "4-1": [PlayedTurn("a", "x:2-2", 2, 7)],
         "4-2": [],
     }
-    labels = labels_of(batch, turns)
-    assert labels["server"].tolist() == ["a"] * 3 + ["b"] * 5 + [""] * 16
-    assert labels["load"].tolist() == ["x:2-2 of server a"] * 3 + [""] * 21
-    assert labels["version"].tolist() == [2] * 3 + [1] * 5 + [3] * 16
-    assert labels["lag"].tolist() == [2] * 3 + [3] * 5 + [1] * 16
-    assert labels["position"].tolist() == [0, 1, 2, 0, 1, 2, 3, 4, *range(8), *range(8)]
-    context_ST = labels["context"].reshape(3, 8)
+    groups = groups_of(batch, turns)
+    found = {key: [groups.named(key, each[None]) if each >= 0 else "" for each in groups.codes[key]] for key in KEYS}
+    assert found["server"] == ["a"] * 3 + ["b"] * 5 + [""] * 16
+    assert found["load"] == ["x:2-2 of server a"] * 3 + [""] * 21
+    assert found["version"] == ["2"] * 3 + ["1"] * 5 + ["3"] * 16
+    assert found["position"] == [str(each) for each in (0, 1, 2, 0, 1, 2, 3, 4, *range(8), *range(8))]
+    assert found["rollout"] == ["4-0"] * 8 + ["4-1"] * 8 + ["4-2"] * 8
+    assert found["temperature"] == ["0.6"] * 8 + ["0.8"] * 8 + ["1"] * 8
+    assert groups.codes["lag"].tolist() == [2] * 3 + [3] * 5 + [1] * 16
+    context_ST = groups.codes["context"].reshape(3, 8)
     assert (context_ST[0] == context_ST[2]).all()
     assert (context_ST[0] == context_ST[1]).tolist() == [True] * 5 + [False] * 3
     assert len(np.unique(context_ST[0])) == 8
