@@ -7,13 +7,13 @@ it, and is evicted. `counterpoint/job/branch/bisection.py` decides what each lea
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, pairwise
 from math import inf
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 from counterpoint.job.admin.ask import run_directory
 from counterpoint.job.admin.join import Joined
@@ -27,12 +27,13 @@ from counterpoint.job.directory import is_running, orchestrator_of
 from counterpoint.job.reading.metrics.metrics_lines import Follower, Line
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.untrusted import UntrustedFileError
+from counterpoint.transport.records import Batch
 
 MOST_BRANCHES = 10
 """Most branches of a bisection."""
 
 PATIENCE_SECONDS = 600.0
-"""How long a branch may take, besides ten times what the run's slowest recorded step took, for each of its steps."""
+"""How long a branch may take, besides ten times what a step of the run usually took, for each of its steps."""
 
 _POLL_SECONDS = 1.0
 
@@ -94,13 +95,21 @@ def plan(job: Path, run_id: str, metric: str, good: int, bad: int, steps: int) -
             "after them; training.keep_every and keep_batches keep these"
         )
     step, largest = usable[0], given_config(job, run_id).transport.largest_batch
-    found = (read_batch(kept.batches[each], largest).samples for each in range(first, last + 1))
-    suspects = list(dict.fromkeys(sample.rollout_id for samples in found for sample in samples))
+    suspects = _spread(read_batch(kept.batches[each], largest) for each in range(first, last + 1))
     trained = max(each for each in kept.starts(step) if each < first)
     times = [lines[each]["time"] for each in sorted(lines)]
-    slowest = max((later - earlier for earlier, later in pairwise(times)), default=0.0)
-    patience = PATIENCE_SECONDS + 10 * slowest * (step - trained + steps)
+    usual = median([later - earlier for earlier, later in pairwise(times)] or [0.0])
+    patience = PATIENCE_SECONDS + 10 * usual * (step - trained + steps)
     return BisectPlan(job, run_id, metric, fall, first, last, suspects, step, trained, steps, patience)
+
+
+def _spread(batches: Iterable[Batch]) -> list[str]:
+    """Returns the rollouts of batches, each batch's evenly among the others': no half of them is all of a batch."""
+    placed: list[tuple[float, str]] = []
+    for batch in batches:
+        rollouts = list(dict.fromkeys(sample.rollout_id for sample in batch.samples))
+        placed += [((place + 0.5) / len(rollouts), rollout) for place, rollout in enumerate(rollouts)]
+    return [rollout for _, rollout in sorted(placed)]
 
 
 def carry_out(plan: BisectPlan, say: Callable[[str], None]) -> Narrowed:
@@ -116,8 +125,9 @@ def carry_out(plan: BisectPlan, say: Callable[[str], None]) -> Narrowed:
     while not isinstance(asked := bisection.next(), Narrowed):
         name = next(each for each in _names(plan) if not (plan.job / f"run_{each}").exists())
         config = branch(plan.job, plan.run_id, plan.step, name, {}, asked.rollouts)
+        joined = start(plan.job, config)
         with _evicted(plan, name):
-            value = _measured(plan, start(plan.job, config))
+            value = _measured(plan, joined)
         is_good = plan.fall.is_good(value)
         bisection.measured(is_good)
         left_out = f"{len(asked.rollouts)} rollouts" if len(asked.rollouts) > 1 else f"rollout {asked.rollouts[0]}"

@@ -1,0 +1,60 @@
+"""What a bisection says before it begins, and what it says if it cannot; `tests/whole_job/test_bisect.py` plays a whole one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from counterpoint.cli.main import main
+from counterpoint.job.admin.ask import NotThere
+from counterpoint.job.branch import bisect
+from counterpoint.job.branch.kept import StepNotKept
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.errors import UserError
+from tests.job.branch.test_begin import FROM, record_batches, with_trained, write_commits, write_original
+from tests.support.jobs import shipped_line, write_lines
+
+
+@pytest.fixture
+def fallen(tmp_path: Path) -> RunConfig:
+    """A run whose reward falls at step 5, of which the trainer has a checkpoint of step 2."""
+    config = with_trained(write_original(tmp_path, tmp_path / "model"), FROM)
+    write_commits(config, 4, 5)
+    record_batches(config, 3, 4, 5)
+    rewards = [0.9, 0.8, 0.9, 0.8, 0.1]
+    lines = [shipped_line(step, 100.0 + step) | {"reward/mean": reward} for step, reward in enumerate(rewards, 1)]
+    (config.run_dir / "metrics.jsonl").unlink()
+    write_lines(config.run_dir / "metrics.jsonl", lines)
+    return config
+
+
+def test_what_it_takes_is_said_and_nothing_is_begun(fallen: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    job = fallen.output_dir
+    assert main(["bisect", "old", "--good", "1", "--bad", "5", "--steps", "2", "--job", str(job)]) == 0
+    said = capsys.readouterr().out
+    assert "reward/mean went bad at step 5 of run old: it was 0.9, and became 0.1" in said
+    assert "8 rollouts of steps 3 to 4 may have done it" in said, "turns of step 4 are two steps old at most"
+    assert "at most 4 branches after step 4" in said
+    assert "up to 2 a branch, 8 in all; that are played: 2 a branch, 8 in all" in said
+    assert "--start begins it" in said
+    assert not list(job.glob("run_old-*"))
+
+
+def test_steps_that_were_not_kept_are_named(fallen: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    (fallen.run_dir / "rollouts" / "step_3" / "batch.bin").unlink()
+    with pytest.raises(StepNotKept, match="train steps 3 to 4 again"):
+        bisect.plan(fallen.output_dir, "old", "reward/mean", 1, 5, 1)
+    assert main(["bisect", "old", "--good", "1", "--bad", "5", "--job", str(fallen.output_dir)]) == 3
+    capsys.readouterr()
+
+
+def test_a_job_that_does_not_run_and_a_branch_that_cannot_join_say_so(
+    fallen: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = bisect.plan(fallen.output_dir, "old", "reward/mean", 1, 5, 1)
+    with pytest.raises(UserError, match="does not run"):
+        bisect.carry_out(plan, print)
+    monkeypatch.setattr(bisect, "is_running", lambda job: True)
+    with pytest.raises(NotThere, match="holds no job"):
+        bisect.carry_out(plan, print)
