@@ -149,5 +149,6 @@ def start_words(job: Path, config: RunConfig) -> str:
     return (
         f"counterpoint orchestrator {config.run_dir / 'branch.toml'} --join {job} --resume"
         if is_running(job)
-        else f"start the job with --resume, and then counterpoint orchestrator {config.run_dir / 'branch.toml'} --join {job}"
+        else "start the job with --resume, and with --stay true if its own runs are done, and then counterpoint orchestrator "
+        f"{config.run_dir / 'branch.toml'} --join {job}"
     )

@@ -119,7 +119,8 @@ def carry_out(plan: BisectPlan, say: Callable[[str], None]) -> Narrowed:
     """
     if not is_running(plan.job):
         raise UserError(
-            f"the job in {plan.job} does not run: branches play in a live one, beside the run that has fallen"
+            f"the job in {plan.job} does not run, and branches play in a live one: start it with --resume, and with --stay true "
+            "if its own runs are done"
         )
     bisection = Bisection(plan.suspects, MOST_BRANCHES)
     while not isinstance(asked := bisection.next(), Narrowed):
