@@ -45,6 +45,8 @@ class KeptBatches:
                     file.replace(file.with_name(KEPT_FILE))
                 else:
                     file.unlink()
+        if not self.steps and first > 1:
+            return  # the first call has removed what a former process kept
         kept = {int(file.parent.name.removeprefix("step_")): file for file in rollouts.glob(f"step_*/{KEPT_FILE}")}
         taken = 0
         for step in sorted(kept, reverse=True):

@@ -45,7 +45,7 @@ def test_the_newest_durable_batches_stay_and_those_not_durable_anyway(
 def test_batches_that_a_former_process_kept_leave_once_they_are_too_many(tmp_path: Path, steps: int) -> None:
     write(tmp_path, range(1, 11))
     KeptBatches(100).settle(tmp_path, 1, 8)
-    KeptBatches(steps).settle(tmp_path, 9, 9)
+    KeptBatches(steps).settle(tmp_path, 1, 9)
     assert left(tmp_path) == [8, 9][:steps]
 
 
