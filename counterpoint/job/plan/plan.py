@@ -10,10 +10,11 @@ from counterpoint.inference.server import check_sizes, read_model
 from counterpoint.job.plan.advice import Advice, enough_gpus, largest_tokens, server_advice, trainer_advice
 from counterpoint.job.plan.choice import LayerChoice, choose, of_longest_rows
 from counterpoint.job.plan.devices import GIB, Gpus
+from counterpoint.job.plan.disk import disk_parts
 from counterpoint.job.plan.dry_run import ModelSizes, model_sizes
 from counterpoint.job.plan.inference_memory import ServerMemory, server_memory, utilization
 from counterpoint.job.plan.planned import Planned
-from counterpoint.job.plan.trainer_memory import host_parts, rank_parts
+from counterpoint.job.plan.trainer_memory import host_parts, rank_parts, state_bytes
 from counterpoint.job.sections import ServersConfig
 
 LARGER = "the model or the GPUs"
@@ -40,6 +41,8 @@ class Plan:
     """The memory of one rank, by part."""
     host: dict[str, int]
     """The host memory of rank 0, by part."""
+    disk: dict[str, int]
+    """What stays on the disk for resumes, branches and checks, by part, at the most."""
     trainer_room: int
     """What one rank may use: its GPU, without the share of a server on it."""
     chosen: LayerChoice | None
@@ -112,11 +115,13 @@ def make_plan(planned: Planned, directory: Path, gpus: Gpus) -> Plan:
     if problems and (more := enough_gpus(planned, directory, sizes, gpus, shared, max(len(used), max(used) + 1))):
         advice.append(Advice("gpus", more))
     host = host_parts(directory, trainer, runs)
+    disk = disk_parts(sizes, planned, state_bytes(directory, trainer, runs))
     return Plan(
         gpus,
         sizes,
         parts,
         host,
+        disk,
         room,
         chosen,
         trainer.max_tokens,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from counterpoint.job.config import JobConfig
 from counterpoint.job.sections import GpuConfig, ServersConfig
+from counterpoint.run.config import RunConfig
 from counterpoint.run.trained import TrainingConfig
 from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.sft.config import SftConfig
@@ -27,6 +28,10 @@ class Planned:
     """Tokens that a server generates in one answer."""
     adapter: tuple[str, str]
     """The key of an adapter, and the sections that it needs."""
+    kept_checkpoints: int
+    """Checkpoints of all runs that stay by `training.keep_every`, once all steps are trained."""
+    kept_batches: list[tuple[int, float | None]]
+    """Of each run that keeps batches, the most tokens of these, and `keep_batches_gib`."""
 
     @property
     def server_gpus(self) -> int:
@@ -55,6 +60,12 @@ def planned_job(job: JobConfig) -> Planned:
         fewest_tokens=-(-job.inference.max_model_len // job.trainer.context_parallel),
         longest_completion=max((run.longest_completion for run in job.every_run), default=0),
         adapter=("orchestrator.training.lora", "[orchestrator.training.lora] and [inference.lora]"),
+        kept_checkpoints=sum(run.steps // (run.training.keep_every or run.steps + 1) for run in job.every_run),
+        kept_batches=[
+            (_kept_steps(run) * run.schedule.rollouts_per_step * job.inference.max_model_len, run.keep_batches_gib)
+            for run in job.every_run
+            if run.keep_batches
+        ],
     )
 
 
@@ -69,7 +80,13 @@ def planned_sft(config: SftConfig) -> Planned:
         fewest_tokens=-(-(config.max_length or 1) // trainer.context_parallel),
         longest_completion=0,
         adapter=("training.lora", "[training.lora]"),
+        kept_checkpoints=0,  # how many steps an epoch has is known once the data is read
+        kept_batches=[],
     )
+
+
+def _kept_steps(run: RunConfig) -> int:
+    return min(run.keep_batches, run.keep_rollouts, run.steps)
 
 
 def _off_if_unset(trainer: TrainerConfig) -> TrainerConfig:

@@ -119,7 +119,7 @@ def host_parts(directory: Path, trainer: TrainerConfig, runs: list[TrainingConfi
     """Returns the bytes of each part of what rank 0 holds in its host's memory; the others have no published weights."""
     whole = _whole(directory, trainer, runs, LEAST_TOKENS, None)
     trained = trained_share(model_sizes(directory), trainer, runs)
-    state = ceil((4 * whole.trained + whole.moments) * trained)
+    state = ceil(state_bytes(directory, trainer, runs) * trained)
     parts = {
         "checkpoint": state,
         "held copy": state if any(run.updates_per_step > 1 for run in runs) else 0,
@@ -127,6 +127,12 @@ def host_parts(directory: Path, trainer: TrainerConfig, runs: list[TrainingConfi
         "published weights": whole.weights if trained < 1 else 0,
     }
     return {name: count for name, count in parts.items() if count}
+
+
+def state_bytes(directory: Path, trainer: TrainerConfig, runs: list[TrainingConfig]) -> int:
+    """Returns the bytes of one checkpoint of all runs together, on all ranks: trained parameters in float32, and moments."""
+    whole = _whole(directory, trainer, runs, LEAST_TOKENS, None)
+    return 4 * whole.trained + whole.moments
 
 
 def _whole(

@@ -121,7 +121,16 @@ def test_what_fits_and_what_does_not(
     assert plan["fits"]
     assert plan["sequences"] > 0
     assert plan["largest_max_tokens"] > 4096
-    assert plan["host"] == {"checkpoint": 12 * sum(plan["model"]["parameters"].values())}
+    state = 12 * sum(plan["model"]["parameters"].values())
+    assert plan["host"] == {"checkpoint": state}
+    assert plan["disk"] == {"checkpoints": 2 * state}
+    keys = {"steps": 100, "training.keep_every": 30, "keep_batches": 50, "schedule.rollouts_per_step": 64}
+    keeping = [f"--orchestrator.{key}={value}" for key, value in keys.items()]
+    assert main([file, "--gpus", "2xH100-80", "--json", *keeping]) == 0
+    kept = {"checkpoints": 2 * state, "checkpoints by keep_every": 3 * state, "kept batches": 50 * 64 * 1024 * 13}
+    assert json.loads(capsys.readouterr().out)["disk"] == kept
+    assert main([file, "--gpus", "2xH100-80", "--json", *keeping, "--orchestrator.keep_batches_gib=0.01"]) == 0
+    assert json.loads(capsys.readouterr().out)["disk"] == kept | {"kept batches": GIB // 100}
     largest = plan["largest_max_tokens"]
     assert main([file, "--gpus", "2xH100-80", "--trainer.max_tokens", str(2 * largest)]) == 2
     said = capsys.readouterr().out
