@@ -73,6 +73,8 @@ def test_a_change_that_does_harm_is_found_though_the_command_is_killed(
         job.wait_for("a kept step", (output / "trainer" / "main" / "checkpoints" / "step_4" / "STABLE").exists)
         for wrong, code, words in [
             (("main", "evaluations.0.interval=3"), 2, "evaluations.0.interval cannot be tried"),
+            (("main", "environments.0.args.nonsense=1"), 2, "nonsense"),
+            (("main", "sampling.max_tokens=5000"), 2, "sampling.max_tokens = 5000 leaves no room"),
             (("main", "seed=3"), 2, "seed cannot be another"),
             (("main", "--step", "9999"), 3, "step 9999 of run main was not kept"),
             (("other",), 2, "there is no run 'other'"),

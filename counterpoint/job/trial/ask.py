@@ -12,9 +12,10 @@ import orjson
 from counterpoint.job.admin.ask import NotThere, Refused, require_job
 from counterpoint.job.branch.configuration import branched_config, check_later
 from counterpoint.job.branch.kept import kept_of
-from counterpoint.job.check import check_run
+from counterpoint.job.check import check_imports
+from counterpoint.job.configuration.named_files import check_run_files
 from counterpoint.job.directory import living_runs, runs_at_once
-from counterpoint.job.join import check_joins
+from counterpoint.job.join import allowed_imports, check_joins
 from counterpoint.job.trial.decisions import SIDES, Side
 from counterpoint.job.trial.measure import fair_interval
 from counterpoint.job.trial.record import TrialAsked, TrialRecord
@@ -66,10 +67,14 @@ def asked_of(
         evaluation=chosen.name,
         interval=fair_interval(job / f"run_{run_id}", chosen.name) or chosen.interval,
     )
-    for side in reversed(SIDES):
-        planned = branched_config(job, run_id, first, record.branch(side), changes_of(job, record, asked, side))
-        check_run(planned)
-        check_joins(planned, job)
+    planned = [
+        branched_config(job, run_id, first, record.branch(side), changes_of(job, record, asked, side))
+        for side in reversed(SIDES)
+    ]
+    for each in planned:
+        check_joins(each, job)
+        check_run_files(each)
+    check_imports(planned, allowed=allowed_imports(job))
     _check_free(job)
     return record, asked
 
