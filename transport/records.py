@@ -263,6 +263,8 @@ class Rollout:
     """`metrics` and `state` as they were when its group was finalized; None before. Files are written from these bytes, since an
     environment may change both at any time."""
 
+    turn_hashes: list[dict[str, str | None]] | None = None
+    """The hashes of its turns' tokens, for its record, computed when its group was finalized; None before, or from a file."""
     tokens: Int32Array | None = None
     """All tokens of its turns, each once, of which the turns' ids are views. None until its group is finalized, or it is read
     from a file."""

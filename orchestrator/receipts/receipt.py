@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,7 +20,7 @@ import orjson
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.registry import BUILT_IN
 from counterpoint.run.config import RunConfig
-from counterpoint.transport.records import Turn
+from counterpoint.transport.records import Int32Array, Rollout, Turn
 
 RecordHashes: TypeAlias = tuple[bytes, bytes]
 """SHA-256 of a rollout's line, newline included, and of its frame of tokens; empty without one."""
@@ -96,28 +97,39 @@ def records_of(hashes: Sequence[RecordHashes]) -> dict[str, Any]:
     return {"records": whole, "rollouts": shown}
 
 
-def turn_hashes(turns: Sequence[Turn]) -> Iterator[dict[str, str | None]]:
+def turn_hashes(rollout: Rollout) -> Iterator[dict[str, str | None]]:
     """Yields the hashes of each turn's prompt and completion: the first digits of SHA-256 of the ids, as little-endian int32.
 
-    None of a failed rollout's ids that are none. What a prompt has of its player's turn before is not hashed again: a long
-    conversation costs no more than its tokens.
+    None of a failed rollout's ids that are none. What a prompt has of its branch, or of its player's turn before, is not hashed
+    again: a long conversation costs no more than its tokens.
     """
-    latest: dict[str, tuple[Turn, Any]] = {}
-    for turn in turns:
+    before = {id(turn): former for branch in rollout.branches or () for former, turn in pairwise(branch.turns)}
+    latest: dict[str, Turn] = {}
+    hashed_to: dict[int, Any] = {}
+    for turn in rollout.turns:
         if any(ids.ndim != 1 or ids.dtype != np.int32 for ids in (turn.prompt_ids, turn.completion_ids)):
             yield {"prompt_hash": None, "completion_hash": None}
             continue
         prompt, completion = np.ascontiguousarray(turn.prompt_ids), np.ascontiguousarray(turn.completion_ids)
-        hashed, known = hashlib.sha256(), 0
-        if (former := latest.get(turn.player)) is not None:
-            before, ended = former[0], len(former[0].prompt_ids) + len(former[0].completion_ids)
-            written = prompt[len(before.prompt_ids) : ended]
-            is_extended = np.array_equal(prompt[: len(before.prompt_ids)], before.prompt_ids)
-            if is_extended and np.array_equal(written, before.completion_ids):
-                hashed, known = former[1].copy(), ended
+        former = before.get(id(turn)) or _begun_by(prompt, latest.get(turn.player))
+        if former is not None and id(former) in hashed_to:
+            hashed = hashed_to[id(former)].copy()
+            known = len(former.prompt_ids) + len(former.completion_ids)
+        else:
+            hashed, known = hashlib.sha256(), 0
         hashed.update(prompt[known:].data)
         of_prompt = hashed.hexdigest()[:SHOWN_DIGITS]
         hashed.update(completion.data)
-        latest[turn.player] = turn, hashed
+        latest[turn.player], hashed_to[id(turn)] = turn, hashed
         of_completion = hashlib.sha256(completion.data).hexdigest()[:SHOWN_DIGITS]
         yield {"prompt_hash": of_prompt, "completion_hash": of_completion}
+
+
+def _begun_by(prompt: Int32Array, former: Turn | None) -> Turn | None:
+    """Returns the former turn if the prompt begins with all of its tokens."""
+    if former is None:
+        return None
+    asked = len(former.prompt_ids)
+    written = prompt[asked : asked + len(former.completion_ids)]
+    is_asked = np.array_equal(prompt[:asked], former.prompt_ids)
+    return former if is_asked and np.array_equal(written, former.completion_ids) else None

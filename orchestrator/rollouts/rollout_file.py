@@ -45,7 +45,7 @@ _ROLLOUTS_AT_ONCE = 8
 _ARRAYS = ("prompt_ids", "completion_ids", "log_probabilities", "routed_experts")
 _JSON_FIELDS = ("metrics", "state")
 _BY_TURN = ("turn_rewards", "turn_advantages")
-_APART = (*_JSON_FIELDS, *_BY_TURN, "saved", "turns", "tokens", "branches", "opponent_turns")
+_APART = (*_JSON_FIELDS, *_BY_TURN, "saved", "turns", "turn_hashes", "tokens", "branches", "opponent_turns")
 """Fields of a rollout that are not in its frame's header."""
 
 

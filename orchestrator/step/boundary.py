@@ -66,7 +66,7 @@ class StepBoundary:
     warn: Callable[[MetricsLine], MetricsLine] = lambda line: {}
     """Returns what to add to a step's line: early warnings. Blocks."""
     receipts: ReceiptChain | None = None
-    """The run's receipts, or None for none, as in a replay."""
+    """The run's receipts, or None for none."""
     with_rewards: bool = False
     """Send the rewards of turns, for the trainer's value head."""
 

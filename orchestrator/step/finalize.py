@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from counterpoint.orchestrator.credit.equal_rewards import differ
+from counterpoint.orchestrator.receipts.receipt import turn_hashes
 from counterpoint.orchestrator.rollouts.failures import NO_TURN, lasting_failure, lasting_failure_of_function
 from counterpoint.orchestrator.rollouts.rollout_file import RolloutStateError, saved_state
 from counterpoint.orchestrator.rollouts.trajectories import join_floats, merge_turns, share_tokens
@@ -73,6 +74,7 @@ class Finalizer:
             rollout.state, rollout.metrics = {}, {}
             if rollout.tokens is None and not any(map(_fault_of_form, rollout.turns)):
                 share_tokens(rollout)
+            rollout.turn_hashes = list(turn_hashes(rollout))  # here, and not while a step waits for its records
             if not self.keep_routing and (dropped or rollout.error is not None or rollout.filtered_by is not None):
                 # Only its record is needed. The routing would fill memory and checkpoints.
                 rollout.turns = [_without_routing(turn) for turn in rollout.turns]

@@ -92,7 +92,7 @@ def rollout_record(
                 rollout.turns,
                 texts or repeat(None, len(rollout.turns)),
                 _of_turns(rollout),
-                turn_hashes(rollout.turns),
+                rollout.turn_hashes or turn_hashes(rollout),
                 strict=True,
             )
         ],

@@ -17,6 +17,7 @@ from perf.noise import TOO_NOISY, settle
 CASES = {
     "step": "the step boundary, beside an idle loop, and a copy and a write of its bytes",
     "turn-rewards": "the step boundary with 64 turns a rollout, without and with rewards of turns",
+    "receipts": "the step boundary with receipts, and without",
     "send": "the sender, beside a bare ZMQ loop",
     "receive": "64 responses of 8 MB, beside a bare socket read",
     "schedule": "1,024 rollouts in flight (4,096 in full), beside the same loop with the openai client",

@@ -14,6 +14,7 @@ from itertools import groupby
 from pathlib import Path
 
 from counterpoint.job.replay.consumer import consumer
+from counterpoint.orchestrator.receipts.chain import ReceiptChain
 from counterpoint.orchestrator.rollouts.dump import DumpHeader
 from counterpoint.orchestrator.rollouts.trajectories import merge_turns
 from counterpoint.orchestrator.step.advantages import load_advantage
@@ -32,6 +33,9 @@ from counterpoint.transport.wires.open import open_link
 
 _READY_SECONDS = 30.0
 _DELIVERY_SECONDS = 600.0
+
+_FACTS = {"rules": None}
+"""A replay has receipts, as a daemon does, but no scheduler that they could tell of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +118,7 @@ class Rig:
             self.sender.offer(*await in_progress.merge())
 
         async def commit() -> None:
-            await in_thread(in_progress.commit, _checkpoint(step))
+            await in_thread(in_progress.commit, _checkpoint(step), _FACTS)
             self.sender.commit(step)
 
         return {
@@ -128,7 +132,7 @@ class Rig:
         """Runs all phases of `step`, as the daemon does; returns when each was, in seconds of `time.perf_counter`."""
         in_progress = self._begin(step)
         self.sender.offer(*await in_progress.merge())
-        await in_progress.complete(_checkpoint(step), partial(self.sender.commit, step))
+        await in_progress.complete(_checkpoint(step), partial(self.sender.commit, step), _FACTS)
         return in_progress.clock.last_step
 
     def _begin(self, step: int) -> StepInProgress:
@@ -185,6 +189,7 @@ async def rig(
             gather_chunk_size=gather_chunk_size,
             keep_checkpoints=1,
             merge_chunk=merge_chunk,
+            receipts=ReceiptChain(run_dir),
         )
         finalize_group = Finalizer(load_advantage(header.advantage), header.filters, keep_routing=True)
         yield Rig(recording, boundary, sender, finalize_group, list(recording.shipped), [])
