@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from counterpoint.transport.files.atomic import STABLE, publish_directory, published_steps
 from counterpoint.transport.files.links import link_file
-from counterpoint.transport.files.untrusted import read_json
+from counterpoint.transport.files.untrusted import object_in, read_json
 
 DESCRIPTION = "state.json"
 
@@ -33,6 +33,20 @@ def durable_directories(output_dir: Path, run_id: str) -> dict[int, Path]:
 def start_directory(output_dir: Path, run_id: str) -> Path:
     """Returns the directory of the adapter that a run has begun with."""
     return output_dir / "trainer" / run_id / "start"
+
+
+def copied_steps(output_dir: Path, run_id: str) -> dict[int, str]:
+    """Returns the steps whose batches the trainer did not train, since it copied another run at them, each with that in words.
+
+    Its metrics have them for good; the journal of a copy goes once it is durable. Raises `OSError`.
+    """
+    found: dict[int, str] = {}
+    with suppress(FileNotFoundError), (output_dir / "trainer" / "metrics.jsonl").open("rb") as file:
+        for raw in file:
+            line = object_in(raw) if b'"copied/run"' in raw else None
+            if line is not None and line.get("run_id") == run_id and isinstance(line.get("step"), int):
+                found[line["step"]] = f"it is a copy of step {line.get('copied/step')} of run {line['copied/run']}"
+    return found
 
 
 def take_over(source: Path, target: Path, **changed: Any) -> None:

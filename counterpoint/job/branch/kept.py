@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from counterpoint.job.admin.ask import run_directory
 from counterpoint.run.batch_files import batch_file
-from counterpoint.trainer.taken_over import durable_directories
+from counterpoint.trainer.taken_over import copied_steps, durable_directories
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.atomic import published_steps
 
@@ -29,11 +30,13 @@ class KeptSteps:
     """The trainer's checkpoints by step, ascending."""
     batches: dict[int, Path]
     """The recorded batches by step."""
+    copied: Collection[int]
+    """Steps at which the trainer copied another run: it did not train their batches."""
 
     def starts(self, step: int) -> list[int]:
         """Returns the trainer's checkpoints from which the recorded batches lead up to `step`, ascending."""
         first = step
-        while first in self.batches:
+        while first in self.batches and first not in self.copied:
             first -= 1
         return [each for each in self.trained if first <= each <= step]
 
@@ -65,6 +68,7 @@ def kept_of(job: Path, run_id: str) -> KeptSteps:
         published_steps(run_dir / "checkpoints"),
         durable_directories(job, run_id),
         {step: path for step, path in batches.items() if path.is_file()},
+        copied_steps(job, run_id),
     )
 
 

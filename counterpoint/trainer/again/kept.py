@@ -13,8 +13,8 @@ from typing import Any
 
 from counterpoint.run.batch_files import batch_file
 from counterpoint.run.changes import JOURNAL
-from counterpoint.trainer.runs import checkpoint, control_files, copies
-from counterpoint.trainer.taken_over import durable_directories
+from counterpoint.trainer.runs import checkpoint, control_files
+from counterpoint.trainer.taken_over import copied_steps, durable_directories
 from counterpoint.transport import codec
 from counterpoint.transport.arrays import CodecError
 from counterpoint.transport.errors import UserError
@@ -115,10 +115,10 @@ def find(output_dir: Path, run_id: str, step: int, max_batch_bytes: int, at_most
         )
     early = [each for each in usable if at_most is None or each <= at_most]
     kept = Kept(output_dir, run_id, step, early[-1] if early else usable[0], max_batch_bytes)
+    copied = copied_steps(output_dir, run_id)
     for each in range(kept.first + 1, step + 1):
-        if (copy := copies.accepted(output_dir, run_id, each)) is not None:
-            what = f"it is a copy of step {copy.source_step} of run {copy.source}"
-            raise NotKept(f"step {each} of run {run_id} was not trained: {what}")
+        if each in copied:
+            raise NotKept(f"step {each} of run {run_id} was not trained: {copied[each]}")
     return kept
 
 

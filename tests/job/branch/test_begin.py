@@ -20,6 +20,7 @@ from counterpoint.orchestrator.step.checkpoint import StepCheckpoint, identity_o
 from counterpoint.run.branches import BRANCH_FILE, BranchOrigin, origin_of
 from counterpoint.run.changes import LEARNING_RATE, Change, LearningRates, write_journal
 from counterpoint.run.config import OverlongConfig, RunConfig
+from counterpoint.trainer.again.kept import NotKept, find
 from counterpoint.transport import codec
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.atomic import publish_directory
@@ -273,6 +274,18 @@ def test_steps_that_are_trained_again_have_the_rate_that_they_had(original: RunC
     origin = origin_of(config.run_dir)
     assert origin is not None
     assert (origin.step, origin.trained) == (3, 2)
+
+
+def test_no_step_is_trained_again_at_which_another_run_was_copied(original: RunConfig) -> None:
+    record_batches(original, 3)
+    assert kept_of(original.output_dir, "old").steps == [2, 3]
+    lines = [{"run_id": run, "step": 3, "copied/run": "best", "copied/step": 9} for run in ("other", "old")]
+    write_lines(original.output_dir / "trainer" / "metrics.jsonl", lines[:1])
+    assert kept_of(original.output_dir, "old").steps == [2, 3]
+    write_lines(original.output_dir / "trainer" / "metrics.jsonl", lines)
+    assert kept_of(original.output_dir, "old").steps == [2]
+    with pytest.raises(NotKept, match="step 3 of run old was not trained: it is a copy of step 9 of run best"):
+        find(original.output_dir, "old", 3, 2**30)
 
 
 @pytest.mark.parametrize(
