@@ -19,7 +19,7 @@ SIDES: tuple[Side, Side] = "without", "with"
 
 LEAST = 0.02
 """The part of the rewards' range that a mean difference has to exceed: two trainings of one configuration differ, too. Of 100
-simulated trials without a change, whose branches differ by 1.4 % (standard deviation), 1 finds one; without this bound 10 do."""
+simulated trials without a change (`tests/job/trial/simulated_run.py`) none is decided; without this bound 6 are."""
 
 MOST_MISSING = 0.1
 """The share of examples that may have failed on either side; the evaluations of such a step say more about the failures."""
