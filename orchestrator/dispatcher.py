@@ -63,7 +63,7 @@ from counterpoint.orchestrator.step.finalize import Finalizer, finalize_in_threa
 from counterpoint.orchestrator.step.patience import BatchPatience
 from counterpoint.orchestrator.step.phases import PhaseClock
 from counterpoint.orchestrator.step.records import recorded_line
-from counterpoint.orchestrator.step.routing_ahead import RoutingAhead
+from counterpoint.orchestrator.step.routing_ahead import RoutingAhead, with_routing
 from counterpoint.orchestrator.step.sender import Sender
 from counterpoint.orchestrator.step.shares import Fate, metric_of
 from counterpoint.orchestrator.step.step_metrics import RESTORED_TOKENS, completion_tokens
@@ -462,7 +462,7 @@ class Dispatcher:
         If it waits for the trainer instead, more groups are ready than it takes, and the oldest ship, not those that were
         finalized first.
         """
-        if self._ahead is None:
+        if self._ahead is None or not with_routing(group.rollouts):
             return
         if self._scheduler.may_ship and self._scheduler.awaited() in ("generation", "finalize"):
             self._spawn(record_in_thread(self._ahead.add, group.rollouts), f"routing of {group.group_id}")

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from counterpoint.orchestrator.step.phases import PhaseClock
 from counterpoint.orchestrator.step.records import write_records
 from counterpoint.orchestrator.step.routing_ahead import RoutingAhead
 from counterpoint.orchestrator.step.step_metrics import step_metrics
-from counterpoint.run.loop_health.threads import record_in_thread, run_cpu_bound
+from counterpoint.run.loop_health.threads import in_thread, record_in_thread, run_cpu_bound
 from counterpoint.run.loop_health.watchdog import awaiting
 from counterpoint.transport import codec
 from counterpoint.transport.files.atomic import publish_directory
@@ -41,6 +42,9 @@ from counterpoint.transport.files.json_lines import append_line
 from counterpoint.transport.process.yield_gil import yielding_gil
 from counterpoint.transport.records import Batch, Rollout, Sample
 from counterpoint.transport.validation import validate
+
+SMALL_TOKENS = 2**16
+"""The most tokens of a step's turns, prompts included, that are written in a few hundredths of a second."""
 
 MergeChunk = Callable[[Sequence[Rollout]], Awaitable[list[Sample]]]
 """Merges rollouts outside the loop's thread."""
@@ -188,17 +192,30 @@ class StepInProgress:
 
         `facts` are what the receipt says besides the batch, the records and the weights; without them there is none.
 
+        The trainer waits for it. So what is small is written by a thread of the loop's priority: one of a lower priority waits
+        a second for a core that others want.
+
         Calls `announce` on the loop as soon as the step is committed, while the last phase goes on. When it is cancelled before
         the records are written, the step is not committed.
         """
         loop = asyncio.get_running_loop()
         try:
-            return await record_in_thread(
-                self._complete, checkpoint, lambda: loop.call_soon_threadsafe(announce), facts or {}
-            )
+            write = in_thread if self._is_small else record_in_thread
+            return await write(self._complete, checkpoint, lambda: loop.call_soon_threadsafe(announce), facts or {})
         except asyncio.CancelledError:
             self._given_up = True
             raise
+
+    @property
+    def _is_small(self) -> bool:
+        """Whether the step is written soon. Routing is not: it is large, and what is written ahead of it comes first."""
+        assert self._batch is not None
+        left = SMALL_TOKENS
+        for rollout in chain(self.rollouts, self.discarded):
+            left -= sum(len(turn.prompt_ids) + len(turn.completion_ids) for turn in rollout.turns)
+            if left < 0:
+                return False
+        return not any(self._batch.routed_experts)
 
     def _complete(
         self, checkpoint: StepCheckpoint, announce: Callable[[], object], facts: Mapping[str, Any]

@@ -26,6 +26,17 @@ from counterpoint.transport.records import Batch, Rollout, RoutingArray
 logger = logging.getLogger(__name__)
 
 
+def with_routing(rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """Returns those rollouts of a finalized group that are to be trained on and have routing."""
+    return [
+        rollout
+        for rollout in rollouts
+        if rollout.error is None
+        and rollout.filtered_by is None
+        and any(branch.routed_experts for branch in rollout.branches or ())
+    ]
+
+
 class RoutingAhead:
     """The record of one step, begun before its batch is known. `add` and `publish` block: call them in threads."""
 
@@ -44,13 +55,7 @@ class RoutingAhead:
 
     def add(self, rollouts: Sequence[Rollout]) -> None:
         """Writes and flushes the routing of those rollouts of a finalized group that are to be trained on. Raises nothing."""
-        kept = [
-            rollout
-            for rollout in rollouts
-            if rollout.error is None
-            and rollout.filtered_by is None
-            and any(branch.routed_experts for branch in rollout.branches or ())
-        ]
+        kept = with_routing(rollouts)
         with self._turn:
             if not kept or self._room <= 0:
                 return

@@ -17,13 +17,13 @@ import pytest
 from counterpoint.orchestrator.rollouts.dump import DumpHeader, open_dump
 from counterpoint.orchestrator.rollouts.token_file import TOKENS_FILE, read_tokens
 from counterpoint.orchestrator.rollouts.transcripts import Transcriber
-from counterpoint.orchestrator.step.boundary import StepBoundary, StepInProgress, merge_all
+from counterpoint.orchestrator.step.boundary import SMALL_TOKENS, StepBoundary, StepInProgress, merge_all
 from counterpoint.orchestrator.step.checkpoint import StepCheckpoint
 from counterpoint.orchestrator.step.merge_process import MergeProcess
 from counterpoint.transport import codec
 from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.process.priority import NICENESS
-from counterpoint.transport.records import Batch, Rollout
+from counterpoint.transport.records import Batch, Rollout, Turn
 from tests.support.niceness import own_niceness
 from tests.support.polling import until, wait_until
 from tests.support.rollouts import make_rollout, make_turn
@@ -92,9 +92,19 @@ async def test_what_a_step_leaves(tmp_path: Path, chunk_size: int | None) -> Non
     assert all(committed[name] < line[name] for name in under_way)
 
 
+@pytest.mark.parametrize(
+    ("turn", "lowered"),
+    [
+        (make_turn([1, 2], [3], start=0), NICENESS),
+        (make_turn([1] * SMALL_TOKENS, [3]), NICENESS),
+        (make_turn([1, 2], [3]), 0),
+    ],
+    ids=["routing", "many tokens", "small"],
+)
 async def test_the_thread_that_records_leaves_a_core_to_the_loop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turn: Turn, lowered: int
 ) -> None:
+    """What is little is written at the loop's priority: the trainer waits for it."""
     before, found = own_niceness(), []
     write = codec.write_file
 
@@ -103,8 +113,8 @@ async def test_the_thread_that_records_leaves_a_core_to_the_loop(
         write(path, batch)
 
     monkeypatch.setattr(codec, "write_file", write_and_look)
-    await take(StepBoundary(tmp_path, "one", {"toy": []}), make_rollouts(), Outlet(tmp_path))
-    assert found == [min(19, before + NICENESS)]
+    await take(StepBoundary(tmp_path, "one", {"toy": []}), [make_rollout(turns=[turn], reward=1.0)], Outlet(tmp_path))
+    assert found == [min(19, before + lowered)]
     assert own_niceness() == before
 
 
