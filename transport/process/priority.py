@@ -47,6 +47,9 @@ class _Attributes(ctypes.Structure):
 def lower_own_priority() -> None:
     """Lowers the priority of the calling thread, on Linux. Elsewhere niceness is a process's, so nothing is done.
 
+    It has a short slice, too: its share of a core is small, but on a busy machine it gets that soon after it has waited, for a
+    message or a disk, and not 30 ms later.
+
     For good: only root may raise it again. Threads and processes that the thread starts inherit it. So it is for threads that
     start no process, and that run no code by import path.
     """
@@ -58,6 +61,8 @@ def lower_own_priority() -> None:
             logger.info(
                 "%s keeps its priority, so the event loop may lag more: %s", threading.current_thread().name, error
             )
+        else:
+            set_own_slice(SLICE_NANOSECONDS, inherited=True)
 
 
 @contextmanager
@@ -74,15 +79,17 @@ def short_slice() -> Iterator[None]:
         set_own_slice(0)
 
 
-def set_own_slice(nanoseconds: int) -> None:
+def set_own_slice(nanoseconds: int, *, inherited: bool = False) -> None:
     """Sets the calling thread's slice; 0 for the kernel's default. Does nothing where it cannot be set, or not be kept.
 
     That is off Linux, on processors whose number of the system call is not known here, and for a thread of another policy than
-    the ordinary one, such as a real-time thread.
+    the ordinary one, such as a real-time thread. Threads and processes that it starts have the default slice, unless it is
+    `inherited`.
     """
     if sys.platform != "linux" or _SCHED_SETATTR is None or os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK:
         return
-    attributes = _Attributes(size=ctypes.sizeof(_Attributes), policy=os.SCHED_OTHER, flags=_RESET_ON_FORK)
+    attributes = _Attributes(size=ctypes.sizeof(_Attributes), policy=os.SCHED_OTHER)
+    attributes.flags = 0 if inherited else _RESET_ON_FORK
     attributes.nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     attributes.runtime = nanoseconds
     library = ctypes.CDLL(None, use_errno=True)

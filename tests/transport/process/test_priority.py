@@ -100,6 +100,24 @@ def test_only_the_thread_itself_has_the_short_slice_and_only_during_the_block() 
     assert own_slice() == default
 
 
+@pytest.mark.skipif(SCHED_GETATTR is None, reason="the number of the system call is not known here")
+def test_a_thread_of_lower_priority_has_a_short_slice_as_those_that_it_starts() -> None:
+    """ZMQ starts the thread by which a message reaches the thread that waits for it."""
+    default = own_slice()
+    if default == 0:
+        pytest.skip("this kernel has no slices by thread")
+    found: list[int] = []
+
+    def copy() -> None:
+        lower_own_priority()
+        found.append(own_slice())
+        run_in_thread(lambda: found.append(own_slice()))
+
+    run_in_thread(copy)
+    assert found == [SLICE_NANOSECONDS] * 2
+    assert own_slice() == default
+
+
 def test_the_niceness_stays_beside_the_short_slice() -> None:
     found: list[int] = []
 
