@@ -55,7 +55,9 @@ def _played(job: Path, run_id: str, step: int) -> PlayedStep:
                 str(turn.get("server", "")),
                 str(turn.get("load", "")),
                 _count(turn, "policy_version"),
-                max(0, _count(turn, "completion_tokens") - _count(turn, "untrained_tokens")),
+                _count(turn, "prompt_tokens"),
+                _count(turn, "completion_tokens"),
+                _count(turn, "completion_tokens") - _count(turn, "untrained_tokens"),
             )
             for turn in record.turns
         ]

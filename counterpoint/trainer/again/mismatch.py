@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,8 +31,12 @@ class PlayedTurn:
     server: str
     load: str
     version: int
+    start: int
+    """The tokens of its prompt: its completion follows them in its sample."""
     tokens: int
-    """Its trained tokens."""
+    """Of its completion."""
+    trained: int
+    """Of these."""
 
 
 @dataclass(slots=True)
@@ -104,45 +107,63 @@ def _computed(
 
 
 def groups_of(batch: Batch, turns: Mapping[str, Sequence[PlayedTurn]]) -> TokenGroups:
-    """Returns the groups of each trained token. Where the records do not fit the batch, its server and load are unknown."""
+    """Returns the groups of each trained token. Where no turn or several ones fit, server, load and position are unknown."""
+    lengths_S = np.diff(batch.sample_offsets)
     names: dict[str, dict[str, int]] = {}
-    columns: dict[str, list[npt.NDArray[np.int32]]] = {}
-    times = Counter(sample.rollout_id for sample in batch.samples)
-    counts_S = np.bincount(samples_of(batch), minlength=len(batch.samples)).tolist()
 
     def code(key: str, name: str) -> int:
         known = names.setdefault(key, {})
         return known.setdefault(name, len(known)) if name else -1
 
-    for sample, count in zip(batch.samples, counts_S, strict=True):
-        own = turns.get(sample.rollout_id, ())
-        if not own or times[sample.rollout_id] > 1 or sum(turn.tokens for turn in own) != count:
-            own = [PlayedTurn("", "", sample.policy_version, count)]
-        lengths = [turn.tokens for turn in own]
-        loads = [turn.load and f"{turn.load} of server {turn.server}" for turn in own]
-        for key, values in {
-            "server": [code("server", turn.server) for turn in own],
-            "load": [code("load", load) for load in loads],
-            "version": [turn.version for turn in own],
-        }.items():
-            columns.setdefault(key, []).append(np.repeat(np.array(values, np.int32), lengths))
-        columns.setdefault("position", []).append(np.concatenate([np.arange(each, dtype=np.int32) for each in lengths]))
-        for key, name in {
-            "environment": sample.environment,
-            "temperature": f"{sample.temperature:g}",
-            "rollout": sample.rollout_id,
-        }.items():
-            columns.setdefault(key, []).append(np.full(count, code(key, name), np.int32))
-    codes: dict[str, Codes] = {key: np.concatenate(each) for key, each in columns.items()}
+    of_samples = {
+        "version": [sample.policy_version for sample in batch.samples],
+        "environment": [code("environment", sample.environment) for sample in batch.samples],
+        "temperature": [code("temperature", f"{sample.temperature:g}") for sample in batch.samples],
+        "rollout": [code("rollout", sample.rollout_id) for sample in batch.samples],
+    }
+    codes: dict[str, Codes] = {
+        key: np.repeat(np.array(values, np.int32), lengths_S) for key, values in of_samples.items()
+    }
+    codes |= {key: np.full(len(batch.token_ids_T), -1, np.int32) for key in ("server", "load", "position")}
+    for turn, place in _placed(batch, turns):
+        codes["version"][place] = turn.version
+        codes["server"][place] = code("server", turn.server)
+        codes["load"][place] = code("load", turn.load and f"{turn.load} of server {turn.server}")
+        codes["position"][place] = np.arange(turn.tokens)
     codes |= {"lag": batch.step - codes["version"], "context": _contexts(batch)}
-    return TokenGroups(codes, {key: list(known) for key, known in names.items()})
+    trained_T = batch.loss_mask_T != 0
+    found = {key: code_T[trained_T] for key, code_T in codes.items()}
+    return TokenGroups(found, {key: list(known) for key, known in names.items()})
+
+
+def _placed(batch: Batch, turns: Mapping[str, Sequence[PlayedTurn]]) -> Iterator[tuple[PlayedTurn, slice]]:
+    """Yields each turn with the place of its completion in the batch, if just one sample of its rollout has such a one."""
+    samples: dict[str, list[int]] = {}
+    for index, sample in enumerate(batch.samples):
+        samples.setdefault(sample.rollout_id, []).append(index)
+    offsets, mask_T = batch.sample_offsets.tolist(), batch.loss_mask_T
+    for rollout_id, indices in samples.items():
+        for turn in turns.get(rollout_id, ()):
+            places = []
+            for index in indices:
+                start = offsets[index] + turn.start
+                end, last = start + turn.tokens, offsets[index + 1]
+                # Another turn's prompt follows, or nothing.
+                if (
+                    end <= last
+                    and np.count_nonzero(mask_T[start:end]) == turn.trained
+                    and not mask_T[end:last][:1].any()
+                ):
+                    places.append(slice(start, end))
+            if len(places) == 1:
+                yield turn, places[0]
 
 
 def _contexts(batch: Batch) -> npt.NDArray[np.int64]:
-    """Returns a hash of the tokens of its sample up to each trained token and with it: a polynomial modulo 2^64."""
+    """Returns a hash of the tokens of its sample up to each token and with it, `[T]`: a polynomial modulo 2^64."""
     lengths_S = np.diff(batch.sample_offsets)
     powers = np.cumprod(np.full(int(lengths_S.max()), 0x9E3779B97F4A7C15, np.uint64))
     powers_T = np.concatenate([powers[:length] for length in lengths_S])
     sums_T = np.cumsum((batch.token_ids_T.astype(np.uint64) + np.uint64(1)) * powers_T)
     before_S = np.concatenate((np.zeros(1, np.uint64), sums_T))[batch.sample_offsets[:-1]]
-    return (sums_T - np.repeat(before_S, lengths_S))[batch.loss_mask_T != 0].view(np.int64)
+    return (sums_T - np.repeat(before_S, lengths_S)).view(np.int64)

@@ -70,7 +70,7 @@ class Servers:
             self._fill(batch, index, self._models[server, version], self.heat(server, samples[-1].temperature))
             tokens = int(batch.loss_mask_T[slice(*batch.sample_offsets[index : index + 2])].sum())
             turn: dict[str, Any] = {"server": server, "load": f"{version}:{version}-{version}"}
-            turn |= {"policy_version": version, "completion_tokens": tokens}
+            turn |= {"policy_version": version, "prompt_tokens": LENGTHS[index] - tokens, "completion_tokens": tokens}
             lines.append({"rollout_id": sample.rollout_id, "turns": [turn], "sampling_args": self.truncated})
         self.records = "".join(json.dumps(each) + "\n" for each in lines)
         self.batch = replace(batch, samples=tuple(samples))
@@ -321,25 +321,35 @@ async def test_a_single_server_without_records_and_without_room(
 
 
 def test_groups_of_tokens() -> None:
-    """A turn's tokens have its server; where the records do not fit, none. Equal contexts are those of equal tokens so far."""
+    """A turn's tokens have its server; where no turn or several fit, none. Equal contexts are those of equal tokens so far."""
     batch = make_batch(4, (12, 12, 12))
-    tokens_ST = batch.token_ids_T.reshape(3, 12)
+    tokens_ST, mask_ST = batch.token_ids_T.reshape(3, 12), batch.loss_mask_T.reshape(3, 12)
     tokens_ST[1], tokens_ST[2] = tokens_ST[0], tokens_ST[0]
     tokens_ST[1, 9] += 1
+    mask_ST[0, [5, 7, 8]] = 0  # one token of the first turn is not trained, and the second begins at 9
+    samples = [replace(each, rollout_id="4-1") if index else each for index, each in enumerate(batch.samples)]
+    batch = replace(batch, samples=tuple(samples))
     turns = {
-        "4-0": [PlayedTurn("a", "x:2-2", 2, 3), PlayedTurn("b", "", 1, 5)],
-        "4-1": [PlayedTurn("a", "x:2-2", 2, 7)],
-        "4-2": [],
+        "4-0": [PlayedTurn("a", "x:2-2", 2, 4, 3, 2), PlayedTurn("b", "", 1, 9, 3, 3)],
+        "4-1": [PlayedTurn("a", "x:2-2", 2, 4, 8, 8)],
     }
+
+    def found(batch: Batch) -> dict[str, list[str]]:
+        groups = groups_of(batch, turns)
+        return {key: [groups.named(key, each[None]) if each >= 0 else "" for each in groups.codes[key]] for key in KEYS}
+
+    values = found(batch)
+    assert values["server"] == ["a"] * 2 + ["b"] * 3 + [""] * 16
+    assert values["load"] == ["x:2-2 of server a"] * 2 + [""] * 19
+    assert values["version"] == ["2"] * 2 + ["1"] * 3 + ["3"] * 16
+    assert values["position"] == ["0", "2", "0", "1", "2"] + [""] * 16
+    assert values["rollout"] == ["4-0"] * 5 + ["4-1"] * 16
+    assert values["temperature"] == ["0.6"] * 5 + ["0.8"] * 8 + ["1"] * 8
+    mask_ST[2, 4] = 0  # now one sample alone has such a turn
+    assert found(batch)["server"] == ["a"] * 2 + ["b"] * 3 + ["a"] * 8 + [""] * 7
+    mask_ST[:, 4:] = 1
     groups = groups_of(batch, turns)
-    found = {key: [groups.named(key, each[None]) if each >= 0 else "" for each in groups.codes[key]] for key in KEYS}
-    assert found["server"] == ["a"] * 3 + ["b"] * 5 + [""] * 16
-    assert found["load"] == ["x:2-2 of server a"] * 3 + [""] * 21
-    assert found["version"] == ["2"] * 3 + ["1"] * 5 + ["3"] * 16
-    assert found["position"] == [str(each) for each in (0, 1, 2, 0, 1, 2, 3, 4, *range(8), *range(8))]
-    assert found["rollout"] == ["4-0"] * 8 + ["4-1"] * 8 + ["4-2"] * 8
-    assert found["temperature"] == ["0.6"] * 8 + ["0.8"] * 8 + ["1"] * 8
-    assert groups.codes["lag"].tolist() == [2] * 3 + [3] * 5 + [1] * 16
+    assert groups.codes["lag"].tolist() == [1] * 5 + [3] * 3 + [1] * 16
     context_ST = groups.codes["context"].reshape(3, 8)
     assert (context_ST[0] == context_ST[2]).all()
     assert (context_ST[0] == context_ST[1]).tolist() == [True] * 5 + [False] * 3
