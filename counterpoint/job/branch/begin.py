@@ -72,7 +72,10 @@ def branch(
 
 
 def _trained_step(job: Path, kept: KeptSteps, step: int, without: Sequence[str], largest: int) -> int:
-    """Returns the step of the trainer's checkpoint to go on from: the newest one, or that before all that is left out."""
+    """Returns the step of the trainer's checkpoint to go on from: the newest one, or that before all that is left out.
+
+    0 is the run's beginning.
+    """
     starts = kept.starts(step)
     if not without:
         return starts[-1]
@@ -113,7 +116,8 @@ def _take_state(job: Path, kept: KeptSteps, origin: BranchOrigin, config: RunCon
             target, largest = config.run_dir / "rollouts" / f"step_{again}", config.transport.largest_batch
             write_batch(job, run_id, kept.batches[again], target, config.run_id, origin.without, largest)
         # The trainer's later: a trainer that starts sets those aside of which there is no run.
-        take_over(kept.trained[origin.trained], trained, run_id=config.run_id)
+        if origin.trained:
+            take_over(kept.trained[origin.trained], trained, run_id=config.run_id)
         if begun.is_dir():
             link_directory(begun, start_directory(job, config.run_id))
     except (FileNotFoundError, CheckpointError) as error:

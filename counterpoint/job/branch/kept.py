@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from counterpoint.job.admin.ask import run_directory
+from counterpoint.job.directory import written_config
 from counterpoint.run.batch_files import batch_file
 from counterpoint.trainer.taken_over import copied_steps, durable_directories
 from counterpoint.transport.errors import UserError
@@ -32,13 +33,19 @@ class KeptSteps:
     """The recorded batches by step."""
     copied: Collection[int]
     """Steps at which the trainer copied another run: it did not train their batches."""
+    can_begin_anew: bool
+    """Whether a run with the same configuration begins with the same weights."""
 
     def starts(self, step: int) -> list[int]:
-        """Returns the trainer's checkpoints from which the recorded batches lead up to `step`, ascending."""
+        """Returns the steps of the trainer's checkpoints from which the recorded batches lead up to `step`, ascending.
+
+        0 is the run's beginning, of which there is none.
+        """
         first = step
         while first in self.batches and first not in self.copied:
             first -= 1
-        return [each for each in self.trained if first <= each <= step]
+        begun = [0] if first == 0 and self.can_begin_anew else []
+        return begun + [each for each in self.trained if first <= each <= step]
 
     @property
     def steps(self) -> list[int]:
@@ -63,12 +70,16 @@ def kept_of(job: Path, run_id: str) -> KeptSteps:
     run_dir = run_directory(job, run_id)
     rollouts = run_dir / "rollouts"
     batches = {step: batch_file(rollouts / f"step_{step}") for step in published_steps(rollouts)}
+    training = written_config(job, run_id).get("training", {})
+    # What these begin with may be another state by now.
+    given = training.get("start_from"), training.get("lora", {}).get("start_from"), training.get("value_head")
     return KeptSteps(
         run_id,
         published_steps(run_dir / "checkpoints"),
         durable_directories(job, run_id),
         {step: path for step, path in batches.items() if path.is_file()},
         copied_steps(job, run_id),
+        given == (None, None, None),
     )
 
 

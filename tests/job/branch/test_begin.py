@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,10 @@ def test_a_branch_without_some_data_trains_the_rest_of_it_again(
         "none": branch(tmp_path, "old", 3, "none", {}, ["guess"]),
     }
     assert {len(recorded(config, 3).samples) for config in branches.values()} == {4, 3, 2}
+    shutil.rmtree(tmp_path / "trainer" / "old" / "checkpoints" / "step_2")
+    branches["anew"] = branch(tmp_path, "old", 3, "anew", {})
+    branches["early"] = branch(tmp_path, "old", 3, "early", {}, ["1-1"])
+    assert [recorded(branches["early"], step).run_id for step in (1, 2, 3)] == ["early"] * 3
     assert recorded(branches["less"], 3).run_id == "less"
     monkeypatch.setattr(
         one_process_trainer, "make_batch", lambda step, run_id: recorded(branches[run_id], step)
@@ -153,7 +158,7 @@ def test_a_branch_without_some_data_trains_the_rest_of_it_again(
     same = {
         run_id: all(torch.equal(weights["old"][name], each[name]) for name in each) for run_id, each in weights.items()
     }
-    assert same == {"old": True, "same": True, "less": False, "none": False}
+    assert same == {"old": True, "same": True, "less": False, "none": False, "anew": True, "early": False}
 
 
 def with_trained(config: RunConfig, *steps: int) -> RunConfig:
