@@ -161,7 +161,7 @@ def table(result: Split) -> list[tuple[str, str, str]]:
     }
     whole = result.computed or 1.0
     return [
-        (name, f"{value:.3g}", f"{value / whole:4.0%}  {said[name]}")
+        (name, f"{value:.3g}", f"{round(value / whole, 2) + 0.0:4.0%}  {said[name]}")
         for name, value in result.parts.items()
         if value or name not in ("fault", "unknown")
     ]

@@ -156,6 +156,20 @@ async def test_the_split_adds_up_and_agrees_with_float64(
         assert parts["staleness"] == 0
 
 
+async def test_several_updates_a_step(
+    dense_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All tokens are computed with the weights before the step. The recorded value is also of those between its updates."""
+    servers = Servers(tmp_path, dense_directory, 2)
+    found, said = await split(servers, capsys, updates_per_step=2)
+    reference = servers.reference()
+    assert found["computed"] == pytest.approx(reference["now"], rel=1e-3)
+    assert found["parts"]["staleness"] == pytest.approx(reference["now"] - reference["then"], rel=1e-3)
+    assert found["fault"] is None
+    assert found["recorded"] > 1.1 * found["computed"]
+    assert "the two are not the same: the weights move between the step's updates" in said
+
+
 @dataclass
 class Planted:
     """A fault, and what is said of it."""
