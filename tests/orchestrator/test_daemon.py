@@ -489,12 +489,12 @@ import counterpoint.orchestrator.step.boundary as step
 timer, timers = threading.Timer, itertools.count()
 threading.Timer = lambda seconds, function: timer(seconds if next(timers) else 0.0, function)
 write = step.write_checkpoint
-def slowly(run_dir, checkpoint, keep):
+def slowly(run_dir, checkpoint, *keep):
     if checkpoint.step == 3:
         (run_dir / "slow").touch()
         while not (run_dir / "go").exists():
             time.sleep(0.01)
-    write(run_dir, checkpoint, keep)
+    write(run_dir, checkpoint, *keep)
 step.write_checkpoint = slowly
 """
 
@@ -557,9 +557,9 @@ def test_a_commit_does_not_write_the_groups_that_are_ready(
         await until(lambda: step > 1 or bool(schedulers[0].ready_group_ids()), "a group that is ready")
         return merged
 
-    def write_noticed(run_dir: Path, checkpoint: StepCheckpoint, keep: int) -> None:
+    def write_noticed(run_dir: Path, checkpoint: StepCheckpoint, *keep: Any) -> None:
         committed.append(checkpoint)
-        write(run_dir, checkpoint, keep)
+        write(run_dir, checkpoint, *keep)
 
     monkeypatch.setattr("counterpoint.orchestrator.components.RolloutScheduler", Noticed)
     monkeypatch.setattr(StepBoundary, "merge", merge_slowly)
