@@ -21,6 +21,7 @@ from counterpoint.trainer.telemetry.endpoint import TrainerEndpoint
 from counterpoint.trainer.work.sources import NoWire, Sources
 from counterpoint.transport.process.notify import StatusLine, beating, notify_failure
 from counterpoint.transport.process.permanent_errors import DISK_FULL, exit_code_of, is_disk_full, not_written, way_on
+from counterpoint.transport.process.priority import wake_soon
 from counterpoint.transport.process.start_time import asking_for_time
 from counterpoint.transport.process.stop_requests import StopSignals, end_at_second_request
 from counterpoint.transport.wires.open import open_receiver
@@ -33,6 +34,7 @@ def train(config: TrainerConfig, on_ready: Callable[[], object], sources: Source
 
     With `sources` no orchestrator is heard.
     """
+    wake_soon()
     if not config.resume and (found := checkpoint.holds_any(config.output_dir)) is not None:
         advice = "continue it with --resume (in a file: resume = true), or use another output_dir"
         return _failed(2, f"{found} is from an earlier training; {advice}")

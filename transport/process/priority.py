@@ -47,8 +47,7 @@ class _Attributes(ctypes.Structure):
 def lower_own_priority() -> None:
     """Lowers the priority of the calling thread, on Linux. Elsewhere niceness is a process's, so nothing is done.
 
-    It has a short slice, too: its share of a core is small, but on a busy machine it gets that soon after it has waited, for a
-    message or a disk, and not 30 ms later.
+    It will `wake_soon`, too.
 
     For good: only root may raise it again. Threads and processes that the thread starts inherit it. So it is for threads that
     start no process, and that run no code by import path.
@@ -62,7 +61,16 @@ def lower_own_priority() -> None:
                 "%s keeps its priority, so the event loop may lag more: %s", threading.current_thread().name, error
             )
         else:
-            set_own_slice(SLICE_NANOSECONDS, inherited=True)
+            wake_soon()
+
+
+def wake_soon() -> None:
+    """Gives the calling thread a short slice for good, and with it the threads and processes that it starts from now on.
+
+    For processes of low priority that are waited for. Their share of a core stays as small as their priority says, but they get
+    it soon after they wake. On a machine that others keep busy, they would wait 30 ms each time.
+    """
+    set_own_slice(SLICE_NANOSECONDS, inherited=True)
 
 
 @contextmanager

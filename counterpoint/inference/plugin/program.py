@@ -6,6 +6,7 @@ does, but
 - imports run without the garbage collector. They make a million objects and no garbage, which full collections would visit
   again and again: a quarter of their time. `resume_gc` ends that;
 - where nothing is compiled, neither the compiler is imported nor what serves other purposes: a third of the rest (`UNUSED`);
+- it and its engine wake soon on a busy machine (`transport/process/priority.py`);
 - transformers searches less while it is imported (`transport/process/imports.py`);
 - the engine is forked where `VLLM_WORKER_MULTIPROC_METHOD` asks for it, also on a CPU, where vLLM would spawn a process that
   imports everything again.
@@ -42,7 +43,9 @@ def resume_gc() -> None:
 def main() -> None:
     """Runs the server to its end, with the arguments of the process."""
     from counterpoint.transport.process.imports import with_room
+    from counterpoint.transport.process.priority import wake_soon
 
+    wake_soon()
     with quick_imports():
         with_room(_serve)
 
