@@ -84,10 +84,10 @@ def _text(found: Split) -> str:
         where = "all tokens" if fault.key == "all" else f"{fault.key} {printable(fault.group)}"
         others = "" if fault.key == "all" else f", all others {fault.others:.3g}"
         lines.append(f"fault: the {fault.tokens} tokens of {where} have {fault.mean:.3g} a token{others}")
-        explanation = printable(fault.explanation or "nothing that was tried explains them")
-        lines.append(
-            f"       {explanation}" if not fault.untried else f"       not explained: {printable(fault.untried)}"
-        )
+        if not found.untried:
+            lines.append(f"       {printable(fault.explanation) or 'nothing that was tried explains them'}")
+    if found.untried:
+        lines.append(f"what explains the rest was not looked for: {printable(found.untried)}")
     recorded = "not recorded" if found.recorded is None else f"{found.recorded:.3g} recorded"
     lines.append(
         f"run {found.run}, step {found.step}: mismatch KL {found.computed:.3g} nats a token computed, {recorded}"

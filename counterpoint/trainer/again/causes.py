@@ -50,8 +50,6 @@ def explain(
     """
     version_P = found.groups.codes["version"]
     version = int(np.bincount(version_P[faulty_P]).argmax())
-    if version not in files.versions:
-        return replace(fault, untried=files.lacking)
     of_sample_P = samples_of(batch)
     chosen_P = faulty_P & (version_P == version)
     samples = np.unique(of_sample_P[chosen_P])[:MOST_SAMPLES].tolist()

@@ -71,8 +71,10 @@ def split_step(
     several = again.run.config.training.updates_per_step > 1
     result = Split(run_id, step, len(found.now_P), recorded, now, several_updates=several)
     faulty_P = split(result, found)
-    if result.fault is not None:
-        fault = explain(again, batch, result.fault, faulty_P, found, files)
+    if (fault := result.fault) is not None:
+        result.untried = files.lacking
+        if not files.lacking:
+            fault = explain(again, batch, fault, faulty_P, found, files)
         result.put_fault(None if fault.key == ALL and not fault.explanation else fault)
     return result
 

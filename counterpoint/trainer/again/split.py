@@ -42,8 +42,6 @@ class Fault:
     """The mean of all other tokens."""
     explanation: str = ""
     """What would make them agree, in words; empty if nothing that was tried does."""
-    untried: str = ""
-    """Why less was tried than might have been; empty if all was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +78,8 @@ class Split:
     by_lag: dict[int, float] = field(default_factory=dict)
     """Staleness of the tokens of each lag, in nats a token of these."""
     fault: Fault | None = None
+    untried: str = ""
+    """Why nothing was tried to explain tokens that stand out, or a large rest; empty if it was, or there are none."""
     compared: list[str] = field(default_factory=list)
     """The keys by which two groups or more have enough tokens to be compared."""
     truncated: bool | None = False

@@ -315,10 +315,10 @@ async def test_large_noise_is_no_fault_nor_is_truncation(
         assert ("top_p, top_k or min_p" in said) == (name == "truncation")
 
 
-async def test_a_single_server_without_records_and_without_room(
+async def test_without_room_and_without_records(
     dense_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a single server nothing stands out beside it, and what explains all tokens is looked for. That takes room."""
+    """Without room for the weights nothing is tried, which is said. Without records no server is known."""
     servers = Servers(tmp_path, dense_directory, 2)
     warmer("b")(servers)
     found, _ = await split(servers, capsys)
@@ -326,12 +326,13 @@ async def test_a_single_server_without_records_and_without_room(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))
     found, said = said_of(tmp_path, capsys)
     assert found["fault"]["group"] == "b"
-    assert "not explained: the weights of 3 versions take" in said
+    assert "was not looked for: the weights of 3 versions take" in said
     assert "set TMPDIR to a directory with more" in said
     (tmp_path / "run_default" / "rollouts" / f"step_{STEPS}" / "rollouts.jsonl").unlink()
     found, said = said_of(tmp_path, capsys)
     assert (found["fault"], found["truncated"]) == (None, None), said
     assert "nothing could be compared: no two groups have 48 tokens" in said
+    assert "was not looked for" in said
 
 
 def test_groups_of_tokens() -> None:
