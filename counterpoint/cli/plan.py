@@ -148,7 +148,7 @@ def _show(plan: Plan) -> None:
     held = ", ".join(f"{part} {gib(count)}" for part, count in plan.host.items())
     console.print(f"GiB in the host's memory for the trainer's first rank: {held}", soft_wrap=True)
     kept = ", ".join(f"{part} {gib(count)}" for part, count in plan.disk.items())
-    console.print(f"GiB on the disk at the most, for resumes, branches and checks: {kept}", soft_wrap=True)
+    console.print(f"GiB on the disk, for resumes, branches and checks: {kept}", soft_wrap=True)
     if plan.server is not None:
         console.print(
             f"KV cache: {plan.server.token:,} bytes a token and GPU; {plan.sequences} sequences of max_model_len at once",

@@ -39,12 +39,12 @@ from counterpoint.transport.errors import Obstructed, UserError
 
 logger = logging.getLogger(__name__)
 
-THREADS = {"read": 4, "records": 4, "change": 16, "urgent": 16}
+THREADS = {"read": 4, "records": 4, "checks": 1, "change": 16, "urgent": 16}
 """Apart, so that a disk that hangs under readers keeps nobody from a change, lists of rollouts and searches keep nobody from the
 other views, and changes of other kinds keep nobody from pausing or ending a run. Most changes wait for a run's answer."""
 
-MOST_WAITING = 64
-"""Computations that may wait for a thread; further ones are refused at once."""
+MOST_WAITING = dict.fromkeys(THREADS, 64) | {"checks": 0}
+"""Computations that may wait for a thread; further ones are refused at once. A check takes a core for many seconds."""
 
 MOST_ANSWERS = 512
 MOST_BYTES = 64 * 2**20
@@ -128,7 +128,7 @@ class KeptAnswers:
     ) -> AnswerBytes | ApiError:
         """Calls a function in a thread. Returns errors, so that one that nobody waits for any more is no unseen exception."""
         threads = endpoint.threads
-        if self._waiting[threads] >= THREADS[threads] + MOST_WAITING:
+        if self._waiting[threads] >= THREADS[threads] + MOST_WAITING[threads]:
             return Overloaded()
         self._waiting[threads] += 1
         try:

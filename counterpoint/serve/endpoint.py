@@ -65,9 +65,14 @@ class Endpoint(Generic[Parameters, Result]):
     reads_records: bool = False
     """Whether it reads files of rollouts, which may have gigabytes: other reading requests must not wait for these."""
 
+    is_check: bool = False
+    """Whether it takes a core for many seconds: there is one at a time, and further ones are refused."""
+
     @property
-    def threads(self) -> Literal["read", "records", "change", "urgent"]:
+    def threads(self) -> Literal["read", "records", "checks", "change", "urgent"]:
         """Which threads answer it."""
+        if self.is_check:
+            return "checks"
         if self.reads_records:
             return "records"
         return "urgent" if self.is_urgent else self.access

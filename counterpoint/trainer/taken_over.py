@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.atomic import STABLE, publish_directory, published_steps
 from counterpoint.transport.files.links import link_file
-from counterpoint.transport.files.untrusted import object_in, read_json
+from counterpoint.transport.files.untrusted import UntrustedFileError, object_in, open_regular, read_json
 
 DESCRIPTION = "state.json"
 
@@ -38,14 +40,18 @@ def start_directory(output_dir: Path, run_id: str) -> Path:
 def copied_steps(output_dir: Path, run_id: str) -> dict[int, str]:
     """Returns the steps whose batches the trainer did not train, since it copied another run at them, each with that in words.
 
-    Its metrics have them for good; the journal of a copy goes once it is durable. Raises `OSError`.
+    Its metrics have them for good; the journal of a copy goes once it is durable. Raises `OSError`, and `UserError` for what is
+    no regular file.
     """
     found: dict[int, str] = {}
-    with suppress(FileNotFoundError), (output_dir / "trainer" / "metrics.jsonl").open("rb") as file:
-        for raw in file:
-            line = object_in(raw) if b'"copied/run"' in raw else None
-            if line is not None and line.get("run_id") == run_id and isinstance(line.get("step"), int):
-                found[line["step"]] = f"it is a copy of step {line.get('copied/step')} of run {line['copied/run']}"
+    try:
+        with suppress(FileNotFoundError), open_regular(output_dir / "trainer" / "metrics.jsonl") as file:
+            for raw in iter(partial(file.readline, MAX_BYTES), b""):
+                line = object_in(raw) if b'"copied/run"' in raw else None
+                if line is not None and line.get("run_id") == run_id and isinstance(line.get("step"), int):
+                    found[line["step"]] = f"it is a copy of step {line.get('copied/step')} of run {line['copied/run']}"
+    except UntrustedFileError as error:
+        raise UserError(str(error)) from None
     return found
 
 

@@ -187,7 +187,7 @@ async def test_an_answer_that_hangs_holds_one_thread_and_nobody_for_long(tmp_pat
                 status, problem = await client.get("/hang")
                 assert (status, "took more than 0.05 s" in problem["error"]["what"]) == (503, True)
             assert await client.get("/answer", number=1) == (200, {"number": 1})
-            many = range(1, THREADS["read"] + MOST_WAITING + 10)
+            many = range(1, THREADS["read"] + MOST_WAITING["read"] + 10)
             statuses = {status for status, _ in await asyncio.gather(*(client.get("/hang", number=n) for n in many))}
             assert statuses == {503}
             assert (await client.get("/answer", number=2))[0] == 503  # at once: no thread will be free soon
@@ -197,6 +197,30 @@ async def test_an_answer_that_hangs_holds_one_thread_and_nobody_for_long(tmp_pat
             assert await client.post("/stop", number=4) == (200, {"number": 4})
         finally:
             go_on.set()
+
+
+async def test_there_is_one_check_at_a_time_and_it_keeps_no_view_waiting(tmp_path: Path) -> None:
+    go_on, begun = threading.Event(), threading.Semaphore(0)
+
+    def check(jobs: Jobs, parameters: Number) -> Number:
+        begun.release()
+        go_on.wait(60)
+        return parameters
+
+    endpoints = (
+        Endpoint("GET", "/check", "Checks.", Number, Number, check, seconds=60.0, is_check=True),
+        Endpoint("GET", "/rollouts", "Reads records.", Number, Number, lambda _, given: given, reads_records=True),
+    )
+    async with api(tmp_path / "job", endpoints=endpoints) as client:
+        first = asyncio.create_task(client.get("/check", number=1))
+        try:
+            await asyncio.to_thread(begun.acquire)
+            assert (await client.get("/check", number=2))[0] == 503
+            assert (await client.get("/rollouts", number=3))[0] == 200
+        finally:
+            go_on.set()
+        assert await first == (200, {"number": 1})
+        assert (await client.get("/check", number=4))[0] == 200
 
 
 async def test_lists_of_rollouts_keep_no_other_view_waiting(tmp_path: Path) -> None:

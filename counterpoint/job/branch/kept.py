@@ -66,20 +66,21 @@ class KeptSteps:
 
 
 def kept_of(job: Path, run_id: str) -> KeptSteps:
-    """Returns what a run has kept. Raises `NotThere`."""
+    """Returns what a run has kept. Raises `NotThere`, and `UserError` for metrics of the trainer that are no regular file."""
     run_dir = run_directory(job, run_id)
     rollouts = run_dir / "rollouts"
     batches = {step: batch_file(rollouts / f"step_{step}") for step in published_steps(rollouts)}
     training = written_config(job, run_id).get("training", {})
+    tables = [training, training.get("lora")] if isinstance(training, dict) else []
     # What these begin with may be another state by now.
-    given = training.get("start_from"), training.get("lora", {}).get("start_from"), training.get("value_head")
+    names = {name for table in tables if isinstance(table, dict) for name, value in table.items() if value is not None}
     return KeptSteps(
         run_id,
         published_steps(run_dir / "checkpoints"),
         durable_directories(job, run_id),
         {step: path for step, path in batches.items() if path.is_file()},
         copied_steps(job, run_id),
-        given == (None, None, None),
+        names.isdisjoint({"start_from", "value_head"}),
     )
 
 

@@ -1,4 +1,4 @@
-"""What runs keep on the disk for resumes, branches and checks: checkpoints of the trainer, and recorded batches, at the most."""
+"""What runs keep on the disk for resumes, branches and checks: checkpoints of the trainer, and recorded batches."""
 
 from __future__ import annotations
 

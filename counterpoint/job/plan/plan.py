@@ -42,7 +42,7 @@ class Plan:
     host: dict[str, int]
     """The host memory of rank 0, by part."""
     disk: dict[str, int]
-    """What stays on the disk for resumes, branches and checks, by part, at the most."""
+    """What stays on the disk for resumes, branches and checks, by part (`counterpoint/job/plan/disk.py`)."""
     trainer_room: int
     """What one rank may use: its GPU, without the share of a server on it."""
     chosen: LayerChoice | None

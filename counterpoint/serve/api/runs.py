@@ -226,7 +226,6 @@ def run_detail(jobs: Jobs, parameters: RunParameters) -> RunDetail:
     "/jobs/{job}/runs/{run}/verification",
     "Checks a run that has ended against its receipts, as `counterpoint verify` does.",
     fresh_seconds=10.0,
-    reads_records=True,
 )
 def verification(jobs: Jobs, parameters: RunParameters) -> Verification:
     """Answers `GET /jobs/{job}/runs/{run}/verification`, by a process of its own: the run's files may be large, and hostile."""
@@ -348,5 +347,5 @@ def _changes_of(job: Job, run_id: str) -> tuple[list[ChangeEntry], str]:
 ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
     run_detail,
     metrics,
-    replace(verification, seconds=VERIFYING_SECONDS + 4.0),
+    replace(verification, seconds=VERIFYING_SECONDS + 4.0, is_check=True),
 )

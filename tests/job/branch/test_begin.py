@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -343,3 +344,18 @@ def test_early_warnings_count_from_the_steps_of_the_run_that_it_comes_from(origi
     watch.take(shipped_line(4, 104.0))
     assert watch._seen is not None
     assert watch._seen.points("entropy") == [(1, 1.0), (2, 2.0), (3, 9.0)]
+
+
+@pytest.mark.parametrize("text", ["training = 3\n", "[training]\nlora = 3\n"])
+def test_a_configuration_of_any_kind_is_read(tmp_path: Path, text: str) -> None:
+    config = write_original(tmp_path, tmp_path / "model")
+    (config.run_dir / "control" / "orch.toml").write_text(text)
+    assert kept_of(tmp_path, "old").committed == [1, FROM, 3]
+
+
+def test_metrics_of_the_trainer_that_are_no_file_are_refused(tmp_path: Path) -> None:
+    write_original(tmp_path, tmp_path / "model")
+    (tmp_path / "trainer").mkdir(exist_ok=True)
+    os.mkfifo(tmp_path / "trainer" / "metrics.jsonl")
+    with pytest.raises(UserError, match=r"metrics\.jsonl"):
+        kept_of(tmp_path, "old")
