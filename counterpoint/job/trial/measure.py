@@ -1,7 +1,7 @@
 """Reads what a branch has measured: the held-out rewards of each evaluation, and the tokens that it has spent until then.
 
 An evaluation's line is written after its records (`orchestrator/evaluation/evaluations.py`), and after the metrics of the steps
-before it.
+before it. A guest may have written the files: only regular ones are read, and lines up to a limit.
 """
 
 from __future__ import annotations
@@ -10,13 +10,39 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from counterpoint.job.reading.rollouts.rollout_records import records_in
+from counterpoint.job.reading.rollouts.rollout_records import records_in, whole_number
 from counterpoint.job.trial.decisions import ExampleKey, HeldOut, Side
 from counterpoint.orchestrator.evaluation.lines import EVALUATIONS_FILE
-from counterpoint.transport.files.json_lines import read_lines
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.appended_lines import AppendedLines
+from counterpoint.transport.files.untrusted import UntrustedFileError, object_in
 
 _OF_SUCCESS = (0.0, 1.0)
 """The bounds of successes."""
+
+_NEWEST_BYTES = 2**24
+"""What is read of the end of a run's files: thousands of steps or results."""
+
+_SHOWN_STEPS = 20
+"""The newest steps from which a step's tokens are estimated."""
+
+
+class _Lines:
+    """The JSON objects of a growing file, which are kept."""
+
+    def __init__(self, path: Path, newest_bytes: int | None = None) -> None:
+        """Reads no more than `newest_bytes` of the file's end when it is met."""
+        self._lines = AppendedLines(path, newest_bytes)
+        self.kept: list[dict[str, Any]] = []
+
+    def read(self) -> list[dict[str, Any]]:
+        """Reads what was appended, and returns all. Raises `OSError`, and `UserError` for anything but a regular file."""
+        try:
+            for _, block in self._lines.new_blocks(self.kept.clear):
+                self.kept += (line for text in block.splitlines() if (line := object_in(text)) is not None)
+        except UntrustedFileError as error:
+            raise UserError(str(error)) from None
+        return self.kept
 
 
 class BranchReader:
@@ -26,6 +52,7 @@ class BranchReader:
         """`first` is the step that it comes from, `newest` the last one of which a measurement is recorded."""
         self._run_dir, self._side, self._evaluation, self._first = run_dir, side, evaluation, first
         self._newest = newest
+        self._trained, self._evaluated = _Lines(run_dir / "metrics.jsonl"), _Lines(run_dir / EVALUATIONS_FILE)
         self._sizes = (-1, -1)
 
     def has_moved(self) -> bool:
@@ -42,8 +69,10 @@ class BranchReader:
 
         Where an environment does not say the bounds of its rewards, they are successes: 1 or 0.
         """
-        for _, line in read_lines(self._run_dir / EVALUATIONS_FILE):
-            if not _is_of(line, self._evaluation) or (step := line["step"]) <= self._newest:
+        evaluated = self._evaluated.read()
+        self._trained.read()  # after the evaluations, so that no step before them is missed
+        for line in evaluated:
+            if not _is_of(line, self._evaluation) or (step := _step_of(line)) <= self._newest:
                 continue
             self._newest = step
             bounds = tuple(line["reward_bounds"]) if line["reward_bounds"] else None
@@ -63,32 +92,34 @@ class BranchReader:
 
     def _spent(self, step: int) -> int:
         """The tokens of the branch until `step` was evaluated."""
-        trained = (line for _, line in read_lines(self._run_dir / "metrics.jsonl"))
-        evaluated = (line for _, line in read_lines(self._run_dir / EVALUATIONS_FILE))
-        own = [line for line in trained if self._first < line.get("step", 0) <= step]
-        own += [line for line in evaluated if self._first <= line.get("step", 0) <= step]
+        own = [line for line in self._trained.kept if self._first < _step_of(line) <= step]
+        own += [line for line in self._evaluated.kept if self._first <= _step_of(line) <= step]
         return sum(map(_tokens_of, own))
 
 
 def fair_interval(run_dir: Path, evaluation: str) -> int | None:
-    """Returns the steps of a run that take about twice as many tokens as one evaluation; None if it has not made both."""
-    evaluated = [_tokens_of(line) for _, line in read_lines(run_dir / EVALUATIONS_FILE) if _is_of(line, evaluation)]
-    trained = [_tokens_of(line) for _, line in read_lines(run_dir / "metrics.jsonl")][-_SHOWN_STEPS:]
+    """Returns the steps of a run that take about twice as many tokens as one evaluation; None if it has not made both.
+
+    Raises `OSError`, and `UserError` for a file that cannot be read.
+    """
+    results, steps = (_Lines(run_dir / name, _NEWEST_BYTES).read() for name in (EVALUATIONS_FILE, "metrics.jsonl"))
+    evaluated = [_tokens_of(line) for line in results if _is_of(line, evaluation)]
+    trained = [_tokens_of(line) for line in steps[-_SHOWN_STEPS:]]
     return max(1, round(2 * evaluated[-1] * len(trained) / sum(trained))) if evaluated and sum(trained) else None
-
-
-_SHOWN_STEPS = 20
-"""The newest steps from which a step's tokens are estimated."""
 
 
 def _is_of(line: dict[str, Any], evaluation: str) -> bool:
     return line.get("evaluation") == evaluation and "error" not in line
 
 
+def _step_of(line: dict[str, Any]) -> int:
+    """The step of a line; 0, which is before all of a branch's own, if it has none."""
+    return whole_number(line.get("step")) or 0
+
+
 def _tokens_of(line: dict[str, Any]) -> int:
     """The tokens of a step's or an evaluation's line, prompts included."""
-    counts = (line.get(f"tokens/{name}") for name in ("prompt", "completion"))
-    return sum(int(count) for count in counts if isinstance(count, int | float))
+    return sum(max(0, whole_number(line.get(f"tokens/{name}")) or 0) for name in ("prompt", "completion"))
 
 
 def _mean(rewards: list[float | None]) -> float | None:

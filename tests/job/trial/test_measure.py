@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from counterpoint.job.trial.decisions import HeldOut
 from counterpoint.job.trial.measure import BranchReader, fair_interval
 from counterpoint.job.trial.record import TrialRecord
+from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.appended_lines import LONGEST_LINE
 from counterpoint.transport.files.json_lines import append_line, append_lines
 
 FIRST = 2
@@ -63,3 +68,22 @@ def test_rewards_without_bounds_are_successes(tmp_path: Path) -> None:
     evaluated(tmp_path, 4, [(4, 17.0), (7, 0.5)], reward_bounds=None)
     (found,) = BranchReader(tmp_path, "without", "held", FIRST, newest=0).new()
     assert (found.rewards, found.bounds) == ({("sums", 4): 1.0, ("sums", 7): 0.0}, (0.0, 1.0))
+
+
+@pytest.mark.parametrize("name", ["evaluations.jsonl", "metrics.jsonl"])
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError, match=rf"{name} is a FIFO"):
+        fair_interval(tmp_path, "held")
+    with pytest.raises(UserError, match=rf"{name} is a FIFO"):
+        list(BranchReader(tmp_path, "with", "held", FIRST, newest=0).new())
+
+
+def test_an_interval_is_of_sound_lines_alone(tmp_path: Path) -> None:
+    """A guest's lines may be endless, or have anything for a number."""
+    evaluated(tmp_path, 4, [(4, 1.0)])
+    with (tmp_path / "metrics.jsonl").open("wb") as file:
+        file.write(b'{"step": 1, "tokens/completion": 1, "filler": "' + b"x" * LONGEST_LINE + b'"}\n')
+    steps: list[dict[str, Any]] = [{"step": 2, "tokens/completion": 1e300}, {"step": 3, "tokens/prompt": -5}]
+    append_lines(tmp_path / "metrics.jsonl", [*steps, {"step": 4, "tokens/prompt": 60}])
+    assert fair_interval(tmp_path, "held") == 4
