@@ -14,6 +14,7 @@ import orjson
 
 from counterpoint.orchestrator.rollouts.failures import failures_in_words, sum_failures
 from counterpoint.run.loop_health.slow_spots import in_words, slow_spots_of
+from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.files.json_lines import lines_from_end, replace_end
 from counterpoint.transport.telemetry.agent_time import agent_times, agents_in_words
 
@@ -23,18 +24,34 @@ MetricsLine = dict[str, Any]
 """Metric name to number. `step` is always present."""
 
 
+def newest_committed(run_dir: Path, name: str) -> list[dict[str, Any]]:
+    """Returns what the file `name` of the newest checkpoints holds, in the order of steps, back to the first step without one.
+
+    Older checkpoints, which `keep_every` keeps, have gaps between them. Raises `OSError`.
+    """
+    checkpoints, found = run_dir / "checkpoints", list[dict[str, Any]]()
+    files = ((step, checkpoints / f"step_{step}" / name) for step in reversed(published_steps(checkpoints)))
+    before: int | None = None
+    for step, file in ((step, file) for step, file in files if file.exists()):
+        if before not in (None, step + 1):
+            break
+        before = step
+        found.append(orjson.loads(file.read_bytes()))
+    return found[::-1]
+
+
 def repair(path: Path, newest_step: int, committed: Iterable[MetricsLine], oldest_step: int = 1) -> None:
     """Makes the file hold each step from `oldest_step` up to `newest_step` once.
 
-    Removes later and torn lines, and adds missing ones from `committed`. Reads the file backwards to the first line of a step
-    before those of `committed`: earlier lines reached the disk before these commits. Raises `OSError`, and the checkpoints then
-    still have the lines of `committed`.
+    Removes later and torn lines, and adds missing ones from `committed`, which are of the newest steps without a gap. Reads the
+    file backwards to the first line of a step before those: earlier lines reached the disk before these commits. Raises
+    `OSError`, and the checkpoints then still have the lines of `committed`, all that this removes.
     """
     restored = {line["step"]: line for line in committed if line["step"] <= newest_step}
     first = min(restored, default=newest_step)
     lines = {step: orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for step, line in restored.items()}
-    before, found = 0, b""
-    start = 0
+    before, start = 0, 0
+    found: list[bytes] = []
     for start, raw, line in lines_from_end(path):
         step = line.get("step") if line is not None else None
         if isinstance(step, int) and step < first:
@@ -42,12 +59,12 @@ def repair(path: Path, newest_step: int, committed: Iterable[MetricsLine], oldes
             break
         if isinstance(step, int) and step <= newest_step:
             lines[step] = raw  # of several lines of a step, the first one written is read last
-        found = raw + found
+        found.append(raw)
     missing = [step for step in range(max(before + 1, oldest_step), newest_step + 1) if step not in lines]
     if missing:
-        logger.warning("%s: the lines of steps %s are lost; no checkpoint kept holds them", path, missing)
+        logger.warning("%s: the lines of steps %s are lost; the newest checkpoints do not hold them", path, missing)
     after = b"".join(lines[step] for step in sorted(lines))
-    if after != found:
+    if after != b"".join(reversed(found)):
         replace_end(path, start, after)
 
 

@@ -79,9 +79,7 @@ class ReceiptChain:
 
 def repair(run_dir: Path, newest_step: int) -> None:
     """Makes the file hold each committed step once, from its first one up to `newest_step`. Raises `OSError`."""
-    checkpoints = run_dir / "checkpoints"
-    files = [checkpoints / f"step_{step}" / RECEIPT_FILE for step in published_steps(checkpoints)]
-    committed = [orjson.loads(file.read_bytes()) for file in files if file.exists()]
+    committed = metrics.newest_committed(run_dir, RECEIPT_FILE)
     path = run_dir / RECEIPTS_FILE
     lines = chain(committed, (line for _, line in read_lines(path)))
     steps = (step for line in islice(lines, len(committed) + 1) if isinstance(step := line.get("step"), int))

@@ -189,10 +189,8 @@ def _in_words(error: Exception) -> str:
 
 
 def committed_lines(run_dir: Path) -> list[MetricsLine]:
-    """Returns the checkpoints' metrics lines, in the order of steps."""
-    checkpoints = run_dir / "checkpoints"
-    files = [checkpoints / f"step_{step}" / "metrics.json" for step in published_steps(checkpoints)]
-    return [orjson.loads(file.read_bytes()) for file in files if file.exists()]
+    """Returns the newest checkpoints' metrics lines, in the order of steps, which have no gap. Raises `OSError`."""
+    return metrics.newest_committed(run_dir, "metrics.json")
 
 
 def _state(checkpoint: StepCheckpoint, waiting_file: str) -> bytes:

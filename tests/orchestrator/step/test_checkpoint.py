@@ -59,6 +59,16 @@ def test_the_newest_is_found_and_old_ones_go(tmp_path: Path) -> None:
     assert committed_lines(config.run_dir) == [{"step": step, "reward/mean": 0.5} for step in (2, 3)]
 
 
+def test_lines_of_older_checkpoints_that_are_kept_do_not_count(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    for step in range(1, 11):
+        write_checkpoint(config.run_dir, make_checkpoint(config, step), keep=2, every=4)
+    assert published_steps(config.run_dir / "checkpoints") == [4, 8, 9, 10]
+    assert [line["step"] for line in committed_lines(config.run_dir)] == [8, 9, 10]
+    write_checkpoint(config.run_dir, make_checkpoint(config, 11), keep=2, every=4)
+    assert [line["step"] for line in committed_lines(config.run_dir)] == [10, 11], "step 9 was removed"
+
+
 def test_a_checkpoint_of_another_version_is_called_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config(tmp_path)
     with monkeypatch.context() as former:
