@@ -1,8 +1,9 @@
 """Carries a trial out: makes and runs its two branches as guests of the live job, records what they measure, and ends them.
 
-The branches die with this process. Whatever is killed, the same trial goes on when it is asked for again: recorded measurements
-are decided on anew (`counterpoint/job/trial/decisions.py`), and a branch goes on from its newest commit. A branch that cannot go
-on is an error, no verdict.
+A branch whose half of the tokens is used is ended, while the other one goes on. The branches die with this process.
+Whatever is killed, the same trial goes on when it is asked for again: recorded measurements are decided on anew
+(`counterpoint/job/trial/decisions.py`), and a branch goes on from its newest commit. A branch that cannot go on is an
+error, no verdict.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from counterpoint.run.branches import origin_of
 from counterpoint.run.config import RunConfig
 from counterpoint.trainer.runs.control_files import MAX_CONFIG_BYTES
 from counterpoint.transport.errors import Obstructed, UserError
-from counterpoint.transport.files.lock import take_lock
+from counterpoint.transport.files.lock import LockHolder, take_lock
 from counterpoint.transport.files.untrusted import read_toml
 from counterpoint.transport.printable import on_one_line
 
@@ -73,11 +74,19 @@ class _Branch:
     def __init__(self, config: RunConfig, reader: BranchReader) -> None:
         self.config, self.reader = config, reader
         self.process: OrchestratorProcess | None = None
-        self.is_complete = False
+        self.has_ended = False
+        """Whether it has made all its steps, or has used its half of the tokens and runs no more."""
+        self._is_ending = False
         self.deaths = 0
         """Since its last step."""
         self.waits_until = self.quiet_until = 0.0
         """When it has to have started, and when it has to have made something more."""
+
+    def end(self) -> None:
+        """Asks its process to end in order, once: a second time would end it at once."""
+        if self.process is not None and not self._is_ending:
+            self._is_ending = True
+            self.process.terminate()
 
 
 class _Trial:
@@ -94,16 +103,19 @@ class _Trial:
             self._decisions.measured(measured)
         branches = {side: self._prepared(side, newest[side]) for side in SIDES}
         try:
-            while (verdict := self._decisions.verdict) is None:
+            while self._decisions.verdict is None:
                 if not is_running(self._job):
                     raise UserError(f"the job in {self._job} has ended; start it with --resume, and {AGAIN}")
                 for side, branch in branches.items():
-                    if not branch.is_complete:
+                    if not branch.has_ended:
                         self._look(side, branch)
                 time.sleep(POLL_SECONDS)
-            self._record.conclude(verdict)
         finally:
-            _end([branch.process for branch in branches.values() if branch.process is not None])
+            _end([*branches.values()])
+        for side, branch in branches.items():
+            self._decisions.spent(side, branch.reader.spent())
+        verdict = self._decisions.verdict
+        self._record.conclude(verdict)
         return verdict
 
     def _prepared(self, side: Side, newest: int) -> _Branch:
@@ -117,22 +129,29 @@ class _Trial:
         return _Branch(config, BranchReader(directory, side, asked.evaluation, asked.step, newest))
 
     def _look(self, side: Side, branch: _Branch) -> None:
-        """Starts a branch that does not run; else takes in what it has measured, and then its end, so that nothing is missed."""
-        if branch.process is None:
-            self._start(side, branch)
-            return
-        branch.process.poll()
+        """Takes in what a branch has measured and used, and then its end, so that nothing is missed.
+
+        Starts a branch that does not run and has tokens left; ends one that has used its half.
+        """
+        process, name = branch.process, branch.config.run_id
+        holder = orchestrator_of(self._job, name) if process is None else None
+        if process is not None:
+            process.poll()
         if branch.reader.has_moved():
             branch.deaths, branch.quiet_until = 0, time.monotonic() + STALL_SECONDS
             for measured in branch.reader.new():
                 self._record.add(measured)
                 self._take_in(measured)
-        if branch.process.code is not None:
-            self._ended(side, branch, branch.process)
+            self._decisions.spent(side, branch.reader.spent())
+        if process is None:
+            self._start(side, branch, holder)
+        elif process.code is not None:
+            self._ended(side, branch, process)
+        elif self._decisions.is_to_end(side):
+            branch.end()
         elif time.monotonic() > branch.quiet_until:
-            logs = f"`counterpoint logs {branch.config.run_id}`"
             raise NotAnswered(
-                f"run {branch.config.run_id} has made no step for {STALL_SECONDS:g} s; see {logs}, and {AGAIN}"
+                f"run {name} has made no step for {STALL_SECONDS:g} s; see `counterpoint logs {name}`, and {AGAIN}"
             )
 
     def _take_in(self, measured: HeldOut) -> None:
@@ -143,9 +162,8 @@ class _Trial:
 
     def _ended(self, side: Side, branch: _Branch, process: OrchestratorProcess) -> None:
         branch.process = None
-        if process.code == 0 and all_committed(branch.config):
-            branch.is_complete = True
-            self._decisions.has_made_all_steps(side)
+        if self._decisions.is_to_end(side) or (process.code == 0 and all_committed(branch.config)):
+            self._end_of(side, branch)
             return
         branch.deaths, branch.waits_until = branch.deaths + 1, 0.0
         if process.code == UserError.code or branch.deaths > MOST_DEATHS:
@@ -154,23 +172,30 @@ class _Trial:
                 f"remove the cause, and {AGAIN}"
             )
 
-    def _start(self, side: Side, branch: _Branch) -> None:
+    def _end_of(self, side: Side, branch: _Branch) -> None:
+        branch.has_ended = True
+        self._decisions.ended(side)
+
+    def _start(self, side: Side, branch: _Branch, holder: LockHolder | None) -> None:
         """Starts a branch's orchestrator once that of an earlier process has ended. Raises `Obstructed` if it does not."""
         name, now = branch.config.run_id, time.monotonic()
         branch.waits_until = branch.waits_until or now + LEFT_SECONDS
-        if (holder := orchestrator_of(self._job, name)) is not None:
+        if holder is not None:
             if now > branch.waits_until:
                 raise Obstructed(f"run {name} is held by process {holder.pid}; end it, and {AGAIN}")
-            return
-        self._say(f"run {name}, {side} the change, from step {self._asked.step} of run {self._asked.run}")
-        branch.process = OrchestratorProcess(branch.config, branch.config.table())
-        branch.quiet_until = now + STALL_SECONDS
+        elif self._decisions.is_to_end(side):
+            self._end_of(side, branch)
+        else:
+            self._say(f"run {name}, {side} the change, from step {self._asked.step} of run {self._asked.run}")
+            branch.process = OrchestratorProcess(branch.config, branch.config.table())
+            branch.quiet_until = now + STALL_SECONDS
 
 
-def _end(processes: list[OrchestratorProcess]) -> None:
+def _end(branches: list[_Branch]) -> None:
     """Ends orchestrators in order."""
-    for process in processes:
-        process.terminate()
+    for branch in branches:
+        branch.end()
+    processes = [branch.process for branch in branches if branch.process is not None]
     while any(process.code is None for process in processes):
         time.sleep(POLL_SECONDS)
         for process in processes:

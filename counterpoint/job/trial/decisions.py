@@ -1,13 +1,13 @@
 """Decides when a trial ends, and by what. Pure: `counterpoint/job/trial/conduct.py` tells it what the branches have measured.
 
-A verdict depends on the measurements of both branches alone, in the order of each, and neither on when they came nor on who was
-killed meanwhile.
+A verdict depends on the measurements of both branches and on the tokens that they have used, in the order of each, and
+neither on when these came nor on who was killed meanwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from counterpoint.job.trial.sequence import DifferenceSequence, SequenceInterval
@@ -59,7 +59,7 @@ class TrialVerdict:
     step: int
     """The last compared step; 0 without any."""
     tokens: int
-    """Of both branches."""
+    """Of both branches, also what they used beyond the last comparison until they had ended."""
 
 
 @dataclass(slots=True)
@@ -67,8 +67,9 @@ class _Branch:
     waiting: dict[int, HeldOut] = field(default_factory=dict)
     """Measurements of steps that the other branch has not measured."""
     spent: int = 0
+    """The most tokens that it was said to have used."""
     has_ended: bool = False
-    """Whether it has used its half of the tokens, or has made all its steps. What it measures then does not count."""
+    """Whether a measurement came after it had used its half of the tokens, or none will come. Later ones do not count."""
 
 
 class TrialDecisions:
@@ -97,7 +98,7 @@ class TrialDecisions:
         other = self._branches["with" if found.side == "without" else "without"]
         if self.verdict is not None or branch.has_ended or found.step <= self._first:  # the same weights
             return
-        branch.spent = found.spent
+        branch.spent = max(branch.spent, found.spent)
         if (pair := other.waiting.pop(found.step, None)) is None:
             branch.waiting[found.step] = found
         elif found.side == "with":
@@ -107,8 +108,20 @@ class TrialDecisions:
         if 2 * found.spent >= self._tokens:
             self._end(branch)
 
-    def has_made_all_steps(self, side: Side) -> None:
-        """Notes that a branch has nothing more to measure."""
+    def spent(self, side: Side, tokens: int) -> None:
+        """Notes how many tokens a branch has used by now, whatever it has measured. A verdict counts those noted later, too."""
+        branch = self._branches[side]
+        branch.spent = max(branch.spent, tokens)
+        if self.verdict is not None:
+            self.verdict = replace(self.verdict, tokens=sum(each.spent for each in self._branches.values()))
+
+    def is_to_end(self, side: Side) -> bool:
+        """Whether a branch has used its half of the tokens, so that its process is to end. Say so by `ended`, once it has."""
+        branch = self._branches[side]
+        return branch.has_ended or 2 * branch.spent >= self._tokens
+
+    def ended(self, side: Side) -> None:
+        """Notes that a branch measures nothing more: it has made all its steps, or was ended since its tokens were used."""
         self._end(self._branches[side])
 
     def _end(self, branch: _Branch) -> None:

@@ -6,6 +6,7 @@ before it. A guest may have written the files: only regular ones are read, and l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ class BranchReader:
             self._newest = step
             bounds = tuple(line["reward_bounds"]) if line["reward_bounds"] else None
             rewards = self._rewards(step, None if bounds is not None else float(line["success"]))
-            yield HeldOut(self._side, step, self._spent(step), rewards, bounds or _OF_SUCCESS)
+            yield HeldOut(self._side, step, self._spent_until(step), rewards, bounds or _OF_SUCCESS)
 
     def _rewards(self, step: int, success: float | None) -> dict[ExampleKey, float | None]:
         found: dict[ExampleKey, list[float | None]] = {}
@@ -90,7 +91,13 @@ class BranchReader:
             found.setdefault(key, []).append(reward)
         return {key: _mean(rewards) for key, rewards in found.items()}
 
-    def _spent(self, step: int) -> int:
+    def spent(self) -> int:
+        """Returns the tokens that the branch has used by now, whatever it has measured. Raises as `new`."""
+        self._evaluated.read()
+        self._trained.read()
+        return self._spent_until(math.inf)
+
+    def _spent_until(self, step: float) -> int:
         """The tokens of the branch until `step` was evaluated."""
         own = [line for line in self._trained.kept if self._first < _step_of(line) <= step]
         own += [line for line in self._evaluated.kept if self._first <= _step_of(line) <= step]

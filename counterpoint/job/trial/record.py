@@ -2,7 +2,7 @@
 
 asked.json        `TrialAsked`, before anything is begun
 measured.jsonl    a line for each evaluation of a branch
-verdict.json      `TrialVerdict`, before the branches are ended
+verdict.json      `TrialVerdict`, once the branches have ended
 """
 
 from __future__ import annotations

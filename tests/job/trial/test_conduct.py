@@ -18,9 +18,30 @@ from counterpoint.job.trial.record import TrialAsked, TrialRecord
 from counterpoint.run.branches import origin_of
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.json_lines import read_lines
 from counterpoint.transport.files.lock import take_lock
 from tests.job.branch.test_begin import FROM
 from tests.job.trial.test_ask import run as run
+
+SPENDING = """
+import json, signal, sys, time, tomllib
+from pathlib import Path
+
+ends = []
+signal.signal(signal.SIGTERM, lambda *_: ends.append(time.monotonic()))
+run = tomllib.loads(Path(sys.argv[1]).read_text())
+directory = Path(run["output_dir"]) / ("run_" + run["run_id"])
+for step in range(3, 500):
+    with (directory / "metrics.jsonl").open("a") as file:
+        print(json.dumps({"step": step, "tokens/prompt": 60, "tokens/completion": 40}), file=file)
+    with (directory / "evaluations.jsonl").open("a") as file:
+        print(json.dumps({"evaluation": "held", "step": step, "error": "the judge does not answer"}), file=file)
+    if ends:
+        raise SystemExit(143)
+    time.sleep(0.02 if run["run_id"].endswith("-with") else 0.2)
+raise SystemExit(2)
+"""
+"""An orchestrator whose evaluations fail, and which is quicker with the change."""
 
 
 @dataclass
@@ -94,3 +115,25 @@ def test_a_branch_that_cannot_go_on_is_an_error_and_no_verdict(
     each = [sum(f"trial-{side}," in words for words in trial.said) for side in SIDES]
     assert max(each) == starts
     assert (trial.record.asked, trial.record.verdict) == (trial.asked, None)
+
+
+@pytest.mark.slow
+def test_each_branch_ends_with_its_half_of_the_tokens_also_when_no_evaluation_succeeds(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "orchestrator.py"
+    program.write_text(SPENDING)
+    monkeypatch.setattr(orchestrator_process, "PROGRAM", (sys.executable, str(program)))
+    monkeypatch.setattr(conducting, "is_running", lambda job: True)
+    found = trial.conduct()
+    assert (found.verdict, found.reason, found.passes) == ("undecided", "the 1,000 tokens are used", 0)
+    made = [
+        sum(line["step"] > FROM for _, line in read_lines(trial.job / f"run_trial-{side}" / "metrics.jsonl"))
+        for side in SIDES
+    ]
+    assert found.tokens == 100 * sum(made)
+    assert min(made) >= 5
+    assert len(trial.said) == 2, "neither was started again"
+    (trial.record.directory / "verdict.json").unlink()
+    assert trial.conduct() == found, "a process that was killed before it had recorded the verdict"
+    assert len(trial.said) == 2

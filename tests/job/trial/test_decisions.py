@@ -28,7 +28,7 @@ def after(found: Iterable[HeldOut], tokens: int = UNLIMITED, least: float = LEAS
     for each in found:
         decisions.measured(each)
     for side in SIDES:
-        decisions.has_made_all_steps(side)
+        decisions.ended(side)
     return decisions
 
 
@@ -77,6 +77,46 @@ def test_the_tokens_end_it_also_where_the_branches_measure_after_other_steps() -
     ]
     found = verdict_of(apart, tokens=2300)
     assert (found.verdict, found.difference, found.step, found.tokens) == ("undecided", None, 0, 2500)
+
+
+def test_a_branch_that_has_used_its_half_is_to_end_and_all_its_tokens_count() -> None:
+    """Whether it has measured or not, and while the other one goes on."""
+    decisions = TrialDecisions(BEGIN, 4000)
+    decisions.measured(measured("with", 11, 0.5))
+    decisions.spent("with", 1900)
+    assert not any(map(decisions.is_to_end, SIDES))
+    decisions.spent("with", 2300)
+    assert [decisions.is_to_end(side) for side in SIDES] == [False, True]
+    decisions.measured(measured("with", 12, 0.5))  # made before its process had ended
+    decisions.ended("with")
+    decisions.measured(measured("with", 13, 1.0))
+    for step, ends in [(11, False), (12, False), (13, False), (20, True)]:
+        decisions.measured(measured("without", step, 0.5))
+        assert decisions.is_to_end("without") == ends
+    found = decisions.verdict
+    assert found is not None
+    assert (found.verdict, found.reason, found.passes, found.step) == ("undecided", "the 4,000 tokens are used", 2, 12)
+    assert found.tokens == 2300 + 2000
+    decisions.spent("without", 2100)  # until its process had ended
+    assert decisions.verdict is not None
+    assert decisions.verdict.tokens == 2300 + 2100
+
+
+def test_branches_whose_evaluations_fail_end_with_their_tokens() -> None:
+    decisions = TrialDecisions(BEGIN, 1000)
+    for side in SIDES:
+        decisions.spent(side, 600)
+        assert decisions.is_to_end(side)
+        assert decisions.verdict is None
+        decisions.ended(side)
+    found = decisions.verdict
+    assert found is not None
+    assert (found.verdict, found.reason, found.difference, found.tokens) == (
+        "undecided",
+        "the 1,000 tokens are used",
+        None,
+        1200,
+    )
 
 
 def test_a_step_of_which_many_examples_failed_is_not_compared() -> None:

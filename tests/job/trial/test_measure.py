@@ -52,6 +52,9 @@ def test_a_branch_is_read_once_with_its_own_tokens(tmp_path: Path) -> None:
         HeldOut("with", 4, 40 + 2 * 20 + 40, {("sums", 4): 1.0, ("sums", 7): None}, (0, 2)),
     ]
     assert list(reader.new()) == found
+    assert reader.spent() == 40 + 3 * 20 + 40
+    append_line(tmp_path / "metrics.jsonl", {"step": 6, "tokens/prompt": 7})
+    assert reader.spent() == 40 + 3 * 20 + 40 + 7
     assert list(reader.new()) == []
     assert list(BranchReader(tmp_path, "with", "held", FIRST, newest=FIRST).new()) == found[1:]
     assert fair_interval(tmp_path, "held") == 4
