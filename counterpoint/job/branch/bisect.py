@@ -82,10 +82,11 @@ class BisectPlan:
 def plan(job: Path, run_id: str, metric: str, good: int, bad: int, steps: int) -> BisectPlan:
     """Returns the plan of a bisection. Raises `NotThere`, `StepNotKept` and `UserError`."""
     lines = {line["step"]: line for line in _lines(run_directory(job, run_id))}
-    fall = fall_of(metric, {step: line[metric] for step, line in lines.items() if metric in line}, good, bad)
-    last = fall.step - 1
-    # The step before was good, and was played by weights at most so many steps old: earlier steps are not to blame.
-    first = max(1, fall.step - int(lines.get(last, {}).get(_AGE, 1)))
+    values = {step: line[metric] for step, line in lines.items() if metric in line}
+    fall = fall_of(metric, values, good, bad)
+    last, last_good = fall.step - 1, max(step for step in values if step < fall.step)
+    # The last good step was played by weights at most so many steps old: steps that these have trained are not to blame.
+    first = max(1, last_good + 1 - int(lines[last_good].get(_AGE, 1)))
     kept = kept_of(job, run_id)
     usable = [each for each in kept.steps if each >= last and kept.starts(each)[0] < first]
     if not usable:

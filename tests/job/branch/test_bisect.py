@@ -41,6 +41,19 @@ def test_what_it_takes_is_said_and_nothing_is_begun(fallen: RunConfig, capsys: p
     assert not list(job.glob("run_old-*"))
 
 
+def test_steps_since_the_last_good_value_are_suspect_where_the_metric_has_gaps(fallen: RunConfig) -> None:
+    """An environment's metrics exist only at steps that have trained it."""
+    metric = "guess/reward/mean"
+    lines = [shipped_line(step, 100.0 + step) | {"staleness/max": 1} for step in range(1, 6)]
+    for step, reward in {1: 0.8, 3: 0.9, 5: 0.1}.items():
+        lines[step - 1][metric] = reward
+    (fallen.run_dir / "metrics.jsonl").unlink()
+    write_lines(fallen.run_dir / "metrics.jsonl", lines)
+    plan = bisect.plan(fallen.output_dir, "old", metric, 1, 5, 1)
+    assert (plan.first, plan.last) == (3, 4)
+    assert {each.partition("-")[0] for each in plan.suspects} == {"3", "4"}
+
+
 def test_steps_that_were_not_kept_are_named(fallen: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:
     (fallen.run_dir / "rollouts" / "step_3" / "batch.bin").unlink()
     with pytest.raises(StepNotKept, match="train steps 3 to 4 again"):
