@@ -41,12 +41,14 @@ def asked_of(
 ) -> tuple[TrialRecord, TrialAsked]:
     """Returns the record of a trial, and what is asked. The name follows from the values; one that was begun with them goes on.
 
+    What was asked of a trial of which there is no branch yet is made out anew: its step may not be kept any more.
+
     Raises `UserError`, with the key, for what cannot be tried, `StepNotKept`, `NotThere` for an unknown run or evaluation, and
     `Refused` for a job that does not run, or that has no place for two runs more. Nothing was written then.
     """
     require_job(job)
     record = TrialRecord(job, trial_name(run_id, changes, tokens, step, evaluation))
-    if (known := record.asked) is not None:
+    if (known := record.asked) is not None and record.is_begun:
         return record, known
     for key in changes:
         if key.split(".")[0] in MEASURED_BY:

@@ -17,6 +17,7 @@ from pathlib import Path
 from counterpoint.job.admin.ask import NotAnswered, Refused
 from counterpoint.job.admin.orchestrator_process import OrchestratorProcess
 from counterpoint.job.branch import begin
+from counterpoint.job.branch.kept import StepNotKept
 from counterpoint.job.directory import is_running, orchestrator_of
 from counterpoint.job.reading.run_state import all_committed
 from counterpoint.job.trial.ask import changes_of
@@ -61,9 +62,10 @@ def conduct(job: Path, record: TrialRecord, asked: TrialAsked, say: Callable[[st
     try:
         if (verdict := record.verdict) is not None:
             return verdict
-        if record.asked is None:
-            record.begin(asked)
-        return _Trial(job, record, asked, say).run()
+        known = record.asked
+        if known is None or not record.is_begun:
+            record.begin(known := asked)
+        return _Trial(job, record, known, say).run()
     finally:
         os.close(lock)
 
@@ -119,14 +121,35 @@ class _Trial:
         return verdict
 
     def _prepared(self, side: Side, newest: int) -> _Branch:
-        name, asked = self._record.branch(side), self._asked
-        directory = self._job / f"run_{name}"
-        if origin_of(directory) is None:
-            changes = changes_of(self._job, self._record, asked, side)
-            config = begin.branch(self._job, asked.run, asked.step, name, changes)
+        asked, directory = self._asked, self._record.run_dir(side)
+        if (origin := origin_of(directory)) is None:
+            config = self._begun(side)
+        elif origin.step != asked.step:
+            raise UserError(
+                f"{directory} is a branch of step {origin.step}, and not of step {asked.step}: remove {self._made()}"
+            )
         else:
             config = RunConfig.model_validate(read_toml(directory / "branch.toml", MAX_CONFIG_BYTES))
         return _Branch(config, BranchReader(directory, side, asked.evaluation, asked.step, newest))
+
+    def _begun(self, side: Side) -> RunConfig:
+        """Begins a branch. Raises `StepNotKept`, and says what to remove if the other branch is bound to that step."""
+        asked, name = self._asked, self._record.branch(side)
+        changes = changes_of(self._job, self._record, asked, side)
+        try:
+            return begin.branch(self._job, asked.run, asked.step, name, changes)
+        except StepNotKept as error:
+            if not self._record.is_begun:
+                raise
+            raise StepNotKept(
+                f"{error}. To try the change from another step, remove {self._made()}, or name a step by --step"
+            ) from None
+
+    def _made(self) -> str:
+        """The directories of this trial, for people."""
+        runs = [self._record.run_dir(side) for side in SIDES]
+        trained = [self._job / "trainer" / self._record.branch(side) for side in SIDES]
+        return ", ".join(str(each) for each in (self._record.directory, *runs, *trained) if each.exists())
 
     def _look(self, side: Side, branch: _Branch) -> None:
         """Takes in what a branch has measured and used, and then its end, so that nothing is missed.

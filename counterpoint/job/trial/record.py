@@ -14,7 +14,8 @@ from pathlib import Path
 import orjson
 from pydantic import Field, TypeAdapter, ValidationError
 
-from counterpoint.job.trial.decisions import ExampleKey, HeldOut, Side, TrialVerdict
+from counterpoint.job.trial.decisions import SIDES, ExampleKey, HeldOut, Side, TrialVerdict
+from counterpoint.run.branches import origin_of
 from counterpoint.transport.config import Config, Identifier
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.atomic import write_atomically
@@ -56,12 +57,16 @@ class TrialRecord:
 
     def __init__(self, job: Path, name: str) -> None:
         """Reads nothing yet."""
-        self.name = name
+        self.name, self._job = name, job
         self.directory = job / TRIES / name
 
     def branch(self, side: Side) -> str:
         """Returns the id of a branch's run."""
         return f"{self.name}-{side}"
+
+    def run_dir(self, side: Side) -> Path:
+        """Returns the directory of a branch's run."""
+        return self._job / f"run_{self.branch(side)}"
 
     @property
     def asked(self) -> TrialAsked | None:
@@ -73,6 +78,15 @@ class TrialRecord:
             return None
         except (OSError, UntrustedFileError, ValidationError) as error:
             raise UserError(f"{path} cannot be used: {error}") from None
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether it is bound to the step that was asked: it has a branch, a measurement, or its verdict.
+
+        Raises `UserError` for a damaged file.
+        """
+        files = (self.directory / "measured.jsonl", self.directory / "verdict.json")
+        return any(path.exists() for path in files) or any(origin_of(self.run_dir(side)) for side in SIDES)
 
     def begin(self, asked: TrialAsked) -> None:
         """Records what is asked. Raises `OSError`."""

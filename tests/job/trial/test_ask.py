@@ -13,6 +13,7 @@ from counterpoint.job.branch.configuration import branched_config
 from counterpoint.job.branch.kept import StepNotKept
 from counterpoint.job.trial.ask import SHARE, asked_of, changes_of, trial_name
 from counterpoint.job.trial.record import TrialAsked, TrialRecord
+from counterpoint.run.branches import BRANCH_FILE, BranchOrigin
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.errors import UserError
 from tests.job.branch.test_begin import FROM, STEPS, with_trained, write_original
@@ -90,6 +91,11 @@ def test_a_trial_that_was_begun_goes_on_with_what_was_asked(run: RunConfig) -> N
     record = TrialRecord(run.output_dir, trial_name("old", {}, 10, None, None))
     record.directory.mkdir(parents=True)
     record.begin(asked)
+    with pytest.raises(UserError):  # it is asked anew, since there is no branch
+        asked_of(run.output_dir, "old", {}, 10)
+    record.run_dir("without").mkdir()
+    origin = BranchOrigin(run="old", step=FROM, trained=FROM)
+    (record.run_dir("without") / BRANCH_FILE).write_text(origin.model_dump_json())
     assert asked_of(run.output_dir, "old", {}, 10)[1] == asked
     (record.directory / "asked.json").write_text(json.dumps({"run": "old"}))
     with pytest.raises(UserError, match=r"asked\.json cannot be used"):

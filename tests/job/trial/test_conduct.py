@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 
 from counterpoint.job.admin import orchestrator_process
 from counterpoint.job.admin.ask import NotAnswered, Refused
+from counterpoint.job.branch.kept import StepNotKept
 from counterpoint.job.trial import conduct as conducting
 from counterpoint.job.trial.conduct import MOST_DEATHS, conduct
 from counterpoint.job.trial.decisions import SIDES, HeldOut, TrialVerdict
@@ -20,7 +23,7 @@ from counterpoint.run.config import RunConfig
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.json_lines import read_lines
 from counterpoint.transport.files.lock import take_lock
-from tests.job.branch.test_begin import FROM
+from tests.job.branch.test_begin import FROM, with_trained
 from tests.job.trial.test_ask import run as run
 
 SPENDING = """
@@ -137,3 +140,43 @@ def test_each_branch_ends_with_its_half_of_the_tokens_also_when_no_evaluation_su
     (trial.record.directory / "verdict.json").unlink()
     assert trial.conduct() == found, "a process that was killed before it had recorded the verdict"
     assert len(trial.said) == 2
+
+
+def move_on(run: RunConfig) -> None:
+    """The run has step 3, and no longer keeps the step that was asked."""
+    with_trained(run, FROM + 1)
+    shutil.rmtree(run.run_dir / "checkpoints" / f"step_{FROM}")
+    shutil.rmtree(run.output_dir / "trainer" / "old" / "checkpoints" / f"step_{FROM}")
+
+
+@pytest.mark.slow
+def test_a_trial_without_a_branch_is_asked_anew_when_its_step_is_not_kept_any_more(trial: Trial) -> None:
+    trial.record.directory.mkdir(parents=True)
+    trial.record.begin(trial.asked)
+    move_on(trial.run)
+    trial.asked = trial.asked.model_copy(update={"step": FROM + 1})
+    with pytest.raises(UserError, match=r"the job in .* has ended"):
+        trial.conduct()
+    assert trial.record.asked == trial.asked
+    assert {getattr(origin_of(trial.record.run_dir(side)), "step", None) for side in SIDES} == {FROM + 1}
+
+
+@pytest.mark.slow
+def test_a_trial_whose_second_branch_cannot_be_made_says_what_to_remove(trial: Trial) -> None:
+    with pytest.raises(UserError, match=r"the job in .* has ended"):
+        trial.conduct()
+    for directory in (trial.record.run_dir("with"), trial.job / "trainer" / "trial-with"):
+        shutil.rmtree(directory)
+    move_on(trial.run)
+    made = [trial.record.directory, trial.record.run_dir("without"), trial.job / "trainer" / "trial-without"]
+    all_made = re.escape(", ".join(map(str, made)))
+    trial.asked = trial.asked.model_copy(update={"step": FROM + 1})
+    with pytest.raises(StepNotKept, match=rf"step {FROM} of run old was not kept.*remove {all_made}, or name"):
+        trial.conduct()
+    shutil.rmtree(trial.record.directory)
+    with pytest.raises(UserError, match=rf"a branch of step {FROM}, and not of step {FROM + 1}: remove {all_made}"):
+        trial.conduct()
+    for directory in made:
+        shutil.rmtree(directory)
+    with pytest.raises(UserError, match=r"the job in .* has ended"):
+        trial.conduct()
