@@ -138,7 +138,7 @@ def carry_out(plan: BisectPlan, say: Callable[[str], None]) -> Narrowed:
 
 
 def _names(plan: BisectPlan) -> Iterator[str]:
-    return (f"{plan.run_id}-bisect-{number}" for number in count(1))
+    return (f"{plan.run_id[:50]}-bisect-{number}" for number in count(1))
 
 
 @contextmanager

@@ -26,6 +26,9 @@ from counterpoint.transport.errors import UserError
 SHARE = 0.5
 """The `share` of the evaluation by which branches are compared."""
 
+MOST_OF_RUN = 43
+"""Characters of the run's id in a trial's name: the ids of its branches, `<name>-without`, have 64 at most."""
+
 MEASURED_BY = ("evaluations", "opponents", "steps", "resume")
 """Keys that a trial does not change: by which it measures, and where both branches end."""
 
@@ -82,9 +85,10 @@ def asked_of(
 
 
 def trial_name(run_id: str, changes: Mapping[str, str], tokens: int, step: int | None, evaluation: str | None) -> str:
-    """Returns the name of the trial of which this is asked."""
-    text = json.dumps([sorted(changes.items()), tokens, step, evaluation])
-    return f"{run_id}-try-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    """Returns the name of the trial of which this is asked. Of a long run id it has the beginning alone."""
+    values = [sorted(changes.items()), tokens, step, evaluation]
+    text = json.dumps(values if len(run_id) <= MOST_OF_RUN else [run_id, *values])
+    return f"{run_id[:MOST_OF_RUN]}-try-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def changes_of(job: Path, record: TrialRecord, asked: TrialAsked, side: Side) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from counterpoint.cli.main import main
 from counterpoint.job.admin.ask import NotThere
 from counterpoint.job.branch import bisect
+from counterpoint.job.branch.configuration import branched_config
 from counterpoint.job.branch.kept import StepNotKept
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.errors import UserError
@@ -52,6 +54,18 @@ def test_steps_since_the_last_good_value_are_suspect_where_the_metric_has_gaps(f
     plan = bisect.plan(fallen.output_dir, "old", metric, 1, 5, 1)
     assert (plan.first, plan.last) == (3, 4)
     assert {each.partition("-")[0] for each in plan.suspects} == {"3", "4"}
+
+
+def test_the_branches_of_a_run_with_a_long_id_have_names(fallen: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = replace(bisect.plan(fallen.output_dir, "old", "reward/mean", 1, 5, 1), run_id="r" * 64)
+
+    def refuse(job: Path, run_id: str, step: int, name: str, *more: object) -> None:
+        raise UserError(branched_config(job, "old", step, name, {}).run_id)
+
+    monkeypatch.setattr(bisect, "is_running", lambda job: True)
+    monkeypatch.setattr(bisect, "branch", refuse)
+    with pytest.raises(UserError, match=r"^r{50}-bisect-1$"):
+        bisect.carry_out(plan, print)
 
 
 def test_steps_that_were_not_kept_are_named(fallen: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from counterpoint.job.admin.ask import NotThere, Refused
 from counterpoint.job.branch.configuration import branched_config
 from counterpoint.job.branch.kept import StepNotKept
 from counterpoint.job.trial.ask import SHARE, asked_of, changes_of, trial_name
+from counterpoint.job.trial.decisions import SIDES
 from counterpoint.job.trial.record import TrialAsked, TrialRecord
 from counterpoint.run.branches import BRANCH_FILE, BranchOrigin
 from counterpoint.run.config import RunConfig
@@ -100,3 +101,14 @@ def test_a_trial_that_was_begun_goes_on_with_what_was_asked(run: RunConfig) -> N
     (record.directory / "asked.json").write_text(json.dumps({"run": "old"}))
     with pytest.raises(UserError, match=r"asked\.json cannot be used"):
         asked_of(run.output_dir, "old", {}, 10)
+
+
+def test_a_run_with_a_long_id_can_be_tried_under_a_name_of_its_own(run: RunConfig) -> None:
+    names = {}
+    for run_id in ("r" * 43, "r" * 44, "r" * 63 + "a", "r" * 63 + "b"):
+        names[run_id] = trial_name(run_id, {}, 10, None, None)
+        for side in SIDES:
+            branch = TrialRecord(run.output_dir, names[run_id]).branch(side)
+            assert branched_config(run.output_dir, "old", FROM, branch, {}).run_id == branch
+    assert len({*names.values()}) == 4
+    assert names["r" * 43].removeprefix("r" * 43) == trial_name("old", {}, 10, None, None).removeprefix("old")
