@@ -14,7 +14,8 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
 
@@ -75,6 +76,30 @@ class StopSignals:
         if request := self._requests.note():
             self.exit_code = self.exit_code or 128 + number
             self._on_request(request, number)
+
+
+@contextmanager
+def interrupted_in_order() -> Iterator[None]:
+    """Ends its block by an exception at SIGTERM, SIGINT or SIGHUP, in the main thread, so that each `finally` in it runs.
+
+    That is `KeyboardInterrupt` for SIGINT, else `SystemExit` with 128 + the signal's number; a later request raises again. A
+    signal that is ignored, as SIGHUP is below `nohup`, stays so.
+    """
+    requests = StopRequests()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if requests.note():
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+    former = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, signal.SIGHUP)}
+    heeded = {number: handler for number, handler in former.items() if handler is not signal.SIG_IGN}
+    try:
+        for number in heeded:
+            signal.signal(number, handle)
+        yield
+    finally:
+        for number, handler in heeded.items():
+            signal.signal(number, handler)
 
 
 def end_at_second_request(request: int, number: int) -> None:

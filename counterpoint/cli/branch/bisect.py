@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 
 from counterpoint.cli.arguments.job import add_job, job_of
 from counterpoint.job.branch import bisect
 from counterpoint.transport.printable import printable
+from counterpoint.transport.process.stop_requests import interrupted_in_order
 
 
 def main(arguments: list[str]) -> int:
     """Runs the command. Raises `UserError`."""
     given = _parser().parse_args(arguments)
-    plan = bisect.plan(job_of(given), given.run, given.metric, given.good, given.bad, given.steps)
+    job = job_of(given)
+    for name in bisect.left_alive(job, given.run):
+        print(
+            printable(
+                f"run {name} of an earlier bisection is alive and has a slot of the trainer; unless that one still goes on: "
+                f"counterpoint evict {name} --job {shlex.quote(str(job))}"
+            )
+        )
+    plan = bisect.plan(job, given.run, given.metric, given.good, given.bad, given.steps)
     print(printable(str(plan)), flush=True)
     if not given.start:
         print("--start begins it")
         return 0
-    found = bisect.carry_out(plan, lambda said: print(printable(said), flush=True)).rollouts
+    with interrupted_in_order():
+        found = bisect.carry_out(plan, lambda said: print(printable(said), flush=True)).rollouts
     if not found:
         print(f"no one rollout was found: several made {plan.metric} go bad together, or none of these did")
         return 1

@@ -6,6 +6,7 @@ it, and is evicted. `counterpoint/job/branch/bisection.py` decides what each lea
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from counterpoint.job.branch.begin import branch, start
 from counterpoint.job.branch.bisection import Bisection, Fall, Narrowed, branches_for, fall_of
 from counterpoint.job.branch.configuration import given_config
 from counterpoint.job.branch.kept import StepNotKept, kept_of
-from counterpoint.job.directory import is_running, orchestrator_of
+from counterpoint.job.directory import is_running, living_runs, orchestrator_of
 from counterpoint.job.reading.metrics.metrics_lines import Follower, Line
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.untrusted import UntrustedFileError
@@ -116,7 +117,8 @@ def _spread(batches: Iterable[Batch]) -> list[str]:
 def carry_out(plan: BisectPlan, say: Callable[[str], None]) -> Narrowed:
     """Begins the branches one after the other, and returns what they have shown; `say` is told of each.
 
-    Raises `UserError` if the job does not run, or a branch ends too early or takes too long, and as `branch` and `start`.
+    Raises `UserError` if the job does not run, or a branch ends too early or takes too long, and as `branch` and `start`. An
+    exception of a signal's handler ends it, too, and evicts the branch.
     """
     if not is_running(plan.job):
         raise UserError(
@@ -127,9 +129,8 @@ def carry_out(plan: BisectPlan, say: Callable[[str], None]) -> Narrowed:
     while not isinstance(asked := bisection.next(), Narrowed):
         name = next(each for each in _names(plan) if not (plan.job / f"run_{each}").exists())
         config = branch(plan.job, plan.run_id, plan.step, name, {}, asked.rollouts)
-        joined = start(plan.job, config)
         with _evicted(plan, name):
-            value = _measured(plan, joined)
+            value = _measured(plan, start(plan.job, config))
         is_good = plan.fall.is_good(value)
         bisection.measured(is_good)
         left_out = f"{len(asked.rollouts)} rollouts" if len(asked.rollouts) > 1 else f"rollout {asked.rollouts[0]}"
@@ -137,13 +138,24 @@ def carry_out(plan: BisectPlan, say: Callable[[str], None]) -> Narrowed:
     return asked
 
 
+def left_alive(job: Path, run_id: str) -> list[str]:
+    """Returns the branches of earlier bisections of a run that are alive, as those of one that was killed are."""
+    return [each for each in living_runs(job) if re.fullmatch(re.escape(_beginning(run_id)) + r"\d+", each)]
+
+
 def _names(plan: BisectPlan) -> Iterator[str]:
-    return (f"{plan.run_id[:50]}-bisect-{number}" for number in count(1))
+    return (f"{_beginning(plan.run_id)}{number}" for number in count(1))
+
+
+def _beginning(run_id: str) -> str:
+    """Returns what the names of a run's branches begin with; a number follows."""
+    return f"{run_id[:50]}-bisect-"
 
 
 @contextmanager
 def _evicted(plan: BisectPlan, name: str) -> Iterator[None]:
-    """Evicts a branch at the end of the block, so that the next one finds a slot."""
+    """Evicts a branch at the end of the block, also while it starts, so that the next one finds a slot."""
+    (plan.job / f"run_{name}" / "control").mkdir(exist_ok=True)  # its orchestrator has not begun, and may not
     try:
         yield
     finally:

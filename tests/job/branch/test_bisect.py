@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +15,11 @@ from counterpoint.job.admin.ask import NotThere
 from counterpoint.job.branch import bisect
 from counterpoint.job.branch.configuration import branched_config
 from counterpoint.job.branch.kept import StepNotKept
+from counterpoint.job.directory import lock_file_of
 from counterpoint.run.config import RunConfig
+from counterpoint.trainer.runs.control_files import eviction
 from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.lock import take_lock
 from tests.job.branch.test_begin import FROM, record_batches, with_trained, write_commits, write_original
 from tests.support.jobs import shipped_line, write_lines
 
@@ -85,3 +91,42 @@ def test_a_job_that_does_not_run_and_a_branch_that_cannot_join_say_so(
     monkeypatch.setattr(bisect, "is_running", lambda job: True)
     with pytest.raises(NotThere, match="holds no job"):
         bisect.carry_out(plan, print)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("moment", ["start", "_measured"])
+def test_a_bisection_that_is_ended_evicts_its_branch(
+    fallen: RunConfig, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, moment: str
+) -> None:
+    def ended(*_: object) -> None:
+        signal.raise_signal(number)
+        signal.raise_signal(number)  # as `timeout` and a terminal that closes send it
+
+    monkeypatch.setattr(bisect, "is_running", lambda job: True)
+    monkeypatch.setattr(bisect, "start", lambda *_: None)
+    monkeypatch.setattr(bisect, moment, ended)
+    before = signal.getsignal(number)
+    with pytest.raises(SystemExit) as ended_with:
+        sys.exit(main(["bisect", "old", "--good", "1", "--bad", "5", "--start", "--job", str(fallen.output_dir)]))
+    assert ended_with.value.code == 128 + number
+    assert eviction(fallen.output_dir, "old-bisect-1")
+    assert not (fallen.output_dir / "run_old-bisect-2").exists()
+    assert signal.getsignal(number) is before
+
+
+def test_branches_that_an_earlier_bisection_left_alive_are_named(
+    fallen: RunConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = fallen.output_dir
+    locks = []
+    for name in ("old-bisect-2", "old-bisect-2-bisect-1", "older-bisect-1"):
+        (job / f"run_{name}").mkdir()
+        locks.append(take_lock(lock_file_of(job, name), "taken"))
+    try:
+        assert main(["bisect", "old", "--good", "1", "--bad", "5", "--job", str(job)]) == 0
+    finally:
+        for lock in locks:
+            os.close(lock)
+    said = capsys.readouterr().out
+    assert f"counterpoint evict old-bisect-2 --job {job}" in said
+    assert said.count("counterpoint evict") == 1

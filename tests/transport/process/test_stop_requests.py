@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from counterpoint.transport.process import stop_requests
-from counterpoint.transport.process.stop_requests import STOP_SIGNALS, StopSignals
+from counterpoint.transport.process.stop_requests import STOP_SIGNALS, StopSignals, interrupted_in_order
 
 
 def test_signals_are_requests_inside_the_block_only() -> None:
@@ -58,3 +58,27 @@ with stop_requests.StopSignals(stop_requests.end_at_second_request):
     arrives(signal.SIGTERM)
 """
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 128 + signal.SIGTERM
+
+
+def test_a_signal_that_is_ignored_ends_no_block() -> None:
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interrupted_in_order():
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, former)
+
+
+def test_a_later_request_ends_what_the_first_one_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stop_requests, "REPETITION_SECONDS", 0.0)
+
+    def begin() -> None:
+        with interrupted_in_order():
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        begin()
