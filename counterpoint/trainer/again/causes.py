@@ -5,8 +5,10 @@ Each suspicion is computed in float32 for a few of these tokens, and the one und
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +22,16 @@ from counterpoint.trainer.runs import control_files
 from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.records import Batch
 
+Suspect = TypeVar("Suspect")
+
+logger = logging.getLogger(__name__)
+
 MOST_SAMPLES = 8
 """Samples that are computed for each suspicion."""
+
+MOST_TRIED = 128
+"""Suspicions of a kind at most: other versions, layers of older versions, and adapters of other runs. The newest are
+tried."""
 
 EXPLAINED = 0.1
 """Of what the tokens differ by more than all others do, the share that may be left under what explains them."""
@@ -80,22 +90,23 @@ def _suspicions(
     again: RunAgain, version: int, temperatures: list[float], left: Callable[..., float], files: VersionFiles
 ) -> Iterator[tuple[str, float]]:
     """Yields each suspicion in words, with the excess of the tokens under it."""
-    for other in files.versions:
-        if other != version:
-            files.put(other)
-            yield f"they were sampled by the weights of version {other}, not {version}", left()
+    newest = sorted(files.versions, reverse=True)
+    layers = files.layers if len(files.layers) > 1 else []
+    others = _most("versions", [each for each in newest if each != version])
+    older = [(each, layer) for each in newest if each < version for layer in layers]
+    for other in others:
+        files.put(other)
+        yield f"they were sampled by the weights of version {other}, not {version}", left()
     files.put(version)
     power = _least(lambda power: left(2**power))
     times = f"{2**power:.3g} times their temperature"
     if len(temperatures) == 1:
         times = f"temperature {temperatures[0] * 2**power:.3g}, not {temperatures[0]:g}"
     yield f"they were sampled at {times}", left(2**power)
-    older = [each for each in files.versions if each < version]
-    for layer in files.layers if len(files.layers) > 1 else ():
-        for other in reversed(older):
-            files.put(other, layer)
-            where = f"layer {layer}" if layer else "what is outside layers"
-            yield f"{where} of the weights that sampled them was that of version {other}, not {version}", left()
+    for other, layer in _most("layers of older versions", older):
+        files.put(other, layer)
+        where = f"layer {layer}" if layer else "what is outside layers"
+        yield f"{where} of the weights that sampled them was that of version {other}, not {version}", left()
         files.put(version, layer)
     if again.run.config.training.lora is not None:
         files.put_none()
@@ -107,18 +118,28 @@ def _other_adapters(again: RunAgain, left: Callable[..., float]) -> Iterator[tup
     """Yields the suspicion of each adapter that the other runs of the job have published and still have."""
     output_dir, own, slot = again.kept.output_dir, again.run, again.run.slot
     assert own.config.training.lora is not None
+    published = []
     for run_id in sorted(control_files.scan(output_dir).keys() - {own.run_id}):
         broadcasts = control_files.run_directory(output_dir, run_id) / "broadcast"
-        for version in published_steps(broadcasts):
-            try:
-                load_adapter(
-                    lambda: again.learner.manager.get_state_dict_for_run(slot),
-                    own.config.training.lora,
-                    broadcasts / f"step_{version}",
-                )
-            except ValueError:  # of another shape: it cannot have sampled in the place of this one unseen
-                continue
-            yield f"they were sampled by the adapter of run {run_id}, version {version}", left()
+        published += [(version, run_id, broadcasts / f"step_{version}") for version in published_steps(broadcasts)]
+    published.sort(key=lambda each: -each[0])
+    for version, run_id, place in _most("adapters of other runs", published):
+        try:
+            load_adapter(
+                lambda: again.learner.manager.get_state_dict_for_run(slot),
+                own.config.training.lora,
+                place,
+            )
+        except ValueError:  # of another shape: it cannot have sampled in the place of this one unseen
+            continue
+        yield f"they were sampled by the adapter of run {run_id}, version {version}", left()
+
+
+def _most(kind: str, suspects: list[Suspect]) -> list[Suspect]:
+    """Returns the first of the suspects, as many as are tried, and logs how many these are."""
+    tried = suspects[:MOST_TRIED]
+    logger.info("trying %d of %d %s, on up to %d samples each", len(tried), len(suspects), kind, MOST_SAMPLES)
+    return tried
 
 
 def _least(function: Callable[[float], float]) -> float:
