@@ -79,7 +79,10 @@ def _text(found: Split) -> str:
     if found.fault is None:
         compared = ", ".join(found.compared)
         few = f"nothing could be compared: no two groups have {LEAST_TOKENS} tokens that are uncertain and in different contexts"
-        lines.append(f"compared by {compared}: none stands out" if compared else few)
+        none = "none is accused" if found.untold else "none stands out"
+        lines.append(f"compared by {compared}: {none}" if compared else few)
+    if found.untold:
+        lines.append(printable(found.untold))
     if (fault := found.fault) is not None:
         where = "all tokens" if fault.key == "all" else f"{fault.key} {printable(fault.group)}"
         others = "" if fault.key == "all" else f", all others {fault.others:.3g}"

@@ -6,6 +6,9 @@ hardly moves. So tokens are compared by their part of the mismatch KL over ((1 -
 Groups are compared by the median of their tokens: a few with large differences, as where another expert was chosen, do not move
 it. Where such tokens are about half of all, it is in the one half or the other by chance, so pairs of tokens are compared, too.
 A token that a load of weights has answered several times in the same context counts once, since its noise is the same.
+
+A rollout keeps to one server, and a group begins at one, so a server may have other noise by what it wrote alone. It is
+accused only beyond what content does, or if it differs within content that others wrote, too.
 """
 
 from __future__ import annotations
@@ -28,8 +31,16 @@ FACTOR = 10.0
 """How many times the median of a group has to exceed those of the groups below it to stand out."""
 
 OF_CONTENT = 100.0
-"""The same by a key that goes with what was written: the noise of bfloat16 grows with the logits. Up to 14 times was seen among
-environments and 8 among positions of the demo, in bfloat16 and healthy."""
+"""The same where what was written may be the reason: the noise of bfloat16 grows with the logits. Up to 14 times was
+seen among environments and 8 among positions of the demo, in bfloat16 and healthy."""
+
+BEYOND_CHANCE = 4.0
+"""Standard deviations of a sum of ranks. Where noise goes with content alone, and servers are dealt by chance, a given
+server is beyond it in less than one of 20,000 steps. Twelve rollouts reach it if each has more noise than any of
+twelve others."""
+
+MOST_NAMED = 4
+"""Rollouts that are named at most, of those that a group cannot be told from."""
 
 LEAST_TOKENS = 48
 """Tokens of a group at least. Of two groups of the same noise, be it normal or with the tails of Student's t with two degrees of
@@ -64,6 +75,22 @@ class TokenGroups:
         names = self.names.get(key)
         return ", ".join(sorted(str(code) if names is None else names[code] for code in codes.tolist()))
 
+    def examples(self) -> Codes:
+        """Returns the number of each token's example, `[P]`: that of its rollout `GROUP-INDEX` without the index."""
+        of_rollouts = [name.rpartition("-")[0] or name for name in self.names["rollout"]]
+        return np.unique(of_rollouts, return_inverse=True)[1][self.codes["rollout"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Outlier:
+    """A group of tokens, or up to half of the groups, with more noise than all others."""
+
+    key: str
+    group: str
+    tokens_P: npt.NDArray[np.bool_]
+    content: str = ""
+    """The environments or rollouts that may be the reason as well, in words; empty if the group is accused."""
+
 
 def noise(rest_P: Values, exact_P: Values, inference_P: Values, temperature_P: Values, groups: TokenGroups) -> Values:
     """Returns half the square of the noise of each token's logits.
@@ -88,20 +115,44 @@ def noise(rest_P: Values, exact_P: Values, inference_P: Values, temperature_P: V
         return np.where(counts_P & (others_P >= UNCERTAIN), rest_P * (temperature_P / others_P) ** 2, np.nan)
 
 
-def stands_out(
-    rest_P: Values, noise_P: Values, groups: TokenGroups, keys: Sequence[str]
-) -> tuple[str, str, npt.NDArray[np.bool_]] | None:
-    """Returns key, name and tokens of the group, or of up to half of the groups, that stand out; None if none does."""
+def stands_out(rest_P: Values, noise_P: Values, groups: TokenGroups, keys: Sequence[str]) -> Outlier | None:
+    """Returns what stands out, if anything does: first what is accused, then what cannot be told from its content."""
     known_P, whole, rank_P = np.isfinite(rest_P), float(np.nansum(rest_P)), _ranks(noise_P)
+    untold = None
     for key in sorted(keys, key=lambda key: key != "load"):  # a server's median would hide one of its loads
         code_P = groups.codes[key]
         known_noise_P = np.where(code_P < 0, np.nan, noise_P)
         factor = FACTOR if key in (*SERVERS, "version") else OF_CONTENT
-        for later, group_P in _candidates(known_noise_P, code_P, factor, key == "position"):
+        for later, times, group_P in _candidates(known_noise_P, code_P, factor, key == "position"):
             own, tokens = float(np.nansum(rest_P[group_P])), int(np.count_nonzero(known_P & group_P))
             if own >= SHARE * whole and own > FAINT * tokens and _higher(rank_P, group_P) >= PAIRS:
-                return (key, f"{later} and later", group_P) if later else (*_named(group_P, groups, keys), group_P)
-    return None
+                name = (key, f"{later} and later") if later else _named(group_P, groups, keys)
+                if times >= OF_CONTENT or differs_within_content(known_noise_P, group_P, groups):
+                    return Outlier(*name, group_P)
+                untold = untold or Outlier(*name, group_P, _content(group_P, groups))
+    return untold
+
+
+def differs_within_content(noise_P: Values, group_P: npt.NDArray[np.bool_], groups: TokenGroups) -> bool:
+    """Returns whether a group has `FACTOR` times the noise of others within content that both wrote, and not by chance.
+
+    Rollouts are compared with those of the same example, and examples with those of the same environment. They are
+    ranked, and not their tokens, since those of one rollout are alike.
+    """
+    environment_P, example_P = groups.codes["environment"], groups.examples()
+    within_P = example_P * (int(environment_P.max(initial=0)) + 2) + environment_P
+    for content_P, unit_P in ((within_P, groups.codes["rollout"]), (environment_P, example_P)):
+        excess, variance, times = 0.0, 0.0, []
+        for content in np.unique(content_P[group_P]):
+            here_P = np.isfinite(noise_P) & (content_P == content)
+            own, others = (_of_units(noise_P[each], unit_P[each]) for each in (here_P & group_P, here_P & ~group_P))
+            if pairs := len(own) * len(others):
+                wins = np.count_nonzero(own[:, None] > others) + np.count_nonzero(own[:, None] == others) / 2
+                excess, variance = excess + wins - pairs / 2, variance + pairs * (len(own) + len(others) + 1) / 12
+                times.append(noise_P[here_P & group_P] / max(float(np.median(noise_P[here_P & ~group_P])), 1e-300))
+        if times and np.median(np.concatenate(times)) >= FACTOR and excess >= BEYOND_CHANCE * variance**0.5:
+            return True
+    return False
 
 
 def comparable(noise_P: Values, groups: TokenGroups, keys: Sequence[str]) -> list[str]:
@@ -117,20 +168,23 @@ def comparable(noise_P: Values, groups: TokenGroups, keys: Sequence[str]) -> lis
 
 def _candidates(
     noise_P: Values, code_P: Codes, factor: float, is_ordered: bool
-) -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:
-    """Yields 0 and the tokens of the groups above the widest gap; of an ordered key first a power of two and those from it on."""
+) -> Iterator[tuple[int, float, npt.NDArray[np.bool_]]]:
+    """Yields 0, the widest gap, and the tokens of the groups above it.
+
+    Of an ordered key it first yields a power of two, its gap, and the tokens from it on.
+    """
     if is_ordered:
         cuts = 2 ** np.arange(int(code_P.max(initial=0)).bit_length())
         times = [(_times(*_medians(noise_P, (code_P < cut).astype(np.int64), 2)), int(cut)) for cut in cuts]
         if times and max(times)[0] >= factor:
-            yield max(times)[1], code_P >= max(times)[1]
+            yield max(times)[1], max(times)[0], code_P >= max(times)[1]
     groups, index_P = np.unique(code_P, return_inverse=True)
     medians_G = _medians(noise_P, index_P, len(groups))
     ranked = [int(group) for group in np.argsort(-medians_G) if np.isfinite(medians_G[group])]
     highest = range(1, len(ranked) // 2 + 1)
     gaps = [(_times(medians_G[ranked[count - 1]], medians_G[ranked[count]]), count) for count in highest]
     if gaps and max(gaps)[0] >= factor:
-        yield 0, np.isin(index_P, ranked[: max(gaps)[1]])
+        yield 0, max(gaps)[0], np.isin(index_P, ranked[: max(gaps)[1]])
 
 
 def _named(group_P: npt.NDArray[np.bool_], groups: TokenGroups, keys: Sequence[str]) -> tuple[str, str]:
@@ -139,6 +193,22 @@ def _named(group_P: npt.NDArray[np.bool_], groups: TokenGroups, keys: Sequence[s
     whole = [key for key in keys if inside[key][0] >= 0 and not np.isin(groups.codes[key][~group_P], inside[key]).any()]
     key = min(whole, key=lambda each: len(inside[each]))
     return key, groups.named(key, inside[key])
+
+
+def _content(group_P: npt.NDArray[np.bool_], groups: TokenGroups) -> str:
+    """Returns the environments of these tokens, if no others are of them, or else their rollouts, in words."""
+    environment_P, rollouts = groups.codes["environment"], np.unique(groups.codes["rollout"][group_P])
+    own = np.unique(environment_P[group_P])
+    if own[0] >= 0 and not np.isin(environment_P[~group_P], own).any():
+        return f"environment {groups.named('environment', own)}"
+    if len(rollouts) > MOST_NAMED:
+        return f"its {len(rollouts)} rollouts"
+    return f"rollout{'s' if len(rollouts) > 1 else ''} {groups.named('rollout', rollouts)}"
+
+
+def _of_units(noise: Values, unit: Codes) -> Values:
+    """Returns the median of each unit's tokens."""
+    return np.array([np.median(noise[unit == each]) for each in np.unique(unit)])
 
 
 def _medians(noise_P: Values, index_P: npt.NDArray[np.int64], groups: int) -> Values:

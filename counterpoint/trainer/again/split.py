@@ -78,6 +78,8 @@ class Split:
     by_lag: dict[int, float] = field(default_factory=dict)
     """Staleness of the tokens of each lag, in nats a token of these."""
     fault: Fault | None = None
+    untold: str = ""
+    """What has more noise than the others, but cannot be told from its content, in words; empty if nothing."""
     untried: str = ""
     """Why nothing was tried to explain tokens that stand out, or a large rest; empty if it was, or there are none."""
     compared: list[str] = field(default_factory=list)
@@ -134,15 +136,17 @@ def split(result: Split, computed: Computed) -> npt.NDArray[np.bool_]:
         own_P = known_P & (computed.groups.codes["lag"] == lag)
         result.by_lag[int(lag)] = float((now_P - then_P)[own_P].mean())
     noise_P = noise(rest_P, computed.exact_P, computed.inference_P, computed.temperature_P, computed.groups)
-    # What sampling truncates differs by environment and temperature, which servers share.
+    # What sampling truncates differs by environment and temperature.
     keys = SERVERS if computed.truncated is not False else KEYS
     result.compared = comparable(noise_P, computed.groups, keys)
     found = stands_out(rest_P, noise_P, computed.groups, keys)
-    if found is not None:
-        key, group, faulty_P = found[0], found[1], found[2] & known_P
+    if found is not None and found.content:
+        result.untold = f"{found.key} {found.group} has more noise, which cannot be told from {found.content}"
+    elif found is not None:
+        faulty_P = found.tokens_P & known_P
         others_P = known_P & ~faulty_P
         mean, others = float(rest_P[faulty_P].mean()), float(rest_P[others_P].mean())
-        result.put_fault(Fault(key, group, int(faulty_P.sum()), mean, others))
+        result.put_fault(Fault(found.key, found.group, int(faulty_P.sum()), mean, others))
         return faulty_P
     if known_P.any() and (mean := float(rest_P[known_P].mean())) > LARGE:
         result.put_fault(Fault(ALL, ALL, int(known_P.sum()), mean, 0.0))

@@ -9,8 +9,18 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from counterpoint.trainer.again.outliers import FACTOR, KEYS, LEAST_TOKENS, SERVERS, TokenGroups, noise, stands_out
-from counterpoint.trainer.again.split import divergence
+from counterpoint.cli.receipts.mismatch import _text
+from counterpoint.trainer.again.outliers import (
+    FACTOR,
+    KEYS,
+    LEAST_TOKENS,
+    SERVERS,
+    TokenGroups,
+    differs_within_content,
+    noise,
+    stands_out,
+)
+from counterpoint.trainer.again.split import Computed, Split, divergence, split
 
 TOKENS = 4096
 
@@ -95,8 +105,84 @@ def test_a_fault_is_named_by_the_group_that_has_it(case: str) -> None:
     rest_P, noise_P = played(random, given, np.where(faulty_P, 0.3, 0.01), 3.0)
     found = stands_out(rest_P, noise_P, groups_of(given), KEYS)
     assert found is not None
-    assert found[:2] == FAULTS[case][1:]
-    assert (found[2] == faulty_P).all()
+    assert (found.key, found.group, found.content) == (*FAULTS[case][1:], "")
+    assert (found.tokens_P == faulty_P).all()
+
+
+OTHERS_OF_CONTENT: dict[str, Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]]] = {
+    "an environment on each server": lambda rollout_P: rollout_P >= 32,
+    "one rollout alone on a server": lambda rollout_P: rollout_P == 63,
+    "some rollouts, on any server": lambda rollout_P: np.random.default_rng(5).permutation(64)[rollout_P] < 20,
+    "half of the examples, each on one server": lambda rollout_P: (
+        np.random.default_rng(5).permutation(8)[rollout_P // 8] < 4
+    ),
+}
+
+
+@pytest.mark.parametrize("times", [8.0, 14.0, 20.0])
+@pytest.mark.parametrize("case", OTHERS_OF_CONTENT)
+def test_noise_that_goes_with_content_accuses_no_server(case: str, times: float) -> None:
+    """In the first two cases one of two healthy servers has all noisy tokens; in the others, as chance deals."""
+    random, untold = np.random.default_rng(3), 0
+    for _ in range(100):
+        given = labels(random)
+        rollout_P = given["rollout"].astype(np.int64)
+        noisy_P = OTHERS_OF_CONTENT[case](rollout_P)
+        given["environment"] = np.where(rollout_P >= 32, "open", "sure")
+        given["rollout"] = np.char.add(np.char.add((rollout_P // 8).astype(str), "-"), (rollout_P % 8).astype(str))
+        dealt_P = {"some": random.random(64)[rollout_P], "half": random.random(8)[rollout_P // 8]}
+        of_b_P = dealt_P[case[:4]] < 0.5 if case[:4] in dealt_P else noisy_P
+        given["server"] = np.where(of_b_P, "b", "a")
+        given["load"] = np.char.add("1:1-1 of server ", given["server"])
+        rest_P, noise_P = played(random, given, 0.01 * np.where(noisy_P, times**0.5, 1.0), 100.0)
+        found = stands_out(rest_P, noise_P, groups_of(given), SERVERS)
+        if found is not None:
+            untold += 1
+            assert found.content == {"an e": "environment open", "one ": "rollout 7-7"}.get(case[:4], found.content)
+            assert found.content, found
+    if times == 20 and case[:4] in ("an e", "one "):
+        assert untold > 50
+
+
+def test_the_report_says_what_cannot_be_told_from_its_content() -> None:
+    random = np.random.default_rng(3)
+    given = labels(random)
+    noisy_P = given["rollout"].astype(np.int64) >= 32
+    given["environment"] = np.where(noisy_P, "open", "sure")
+    given["server"] = np.where(noisy_P, "b", "a")
+    given["load"], given["lag"] = np.char.add("1:1-1 of server ", given["server"]), given["version"]
+    exact_P = np.log(random.uniform(0.1, 0.9, TOKENS))
+    sensitivity_P = (1 - np.exp(exact_P)) / given["temperature"].astype(np.float64)
+    moved_P = random.standard_normal(TOKENS) * np.where(noisy_P, 0.05, 0.01) * sensitivity_P
+    temperature_P = given["temperature"].astype(np.float64)
+    result = Split("default", 5, TOKENS, None, 0.0)
+    split(result, Computed(exact_P + moved_P, exact_P, exact_P, exact_P, temperature_P, groups_of(given), False))
+    assert (result.fault, result.parts["fault"]) == (None, 0)
+    assert "version, position, temperature, environment, rollout: none is accused" in _text(result)
+    assert "server b has more noise, which cannot be told from environment open" in _text(result)
+    assert result.values()["untold"] == result.untold
+
+
+@pytest.mark.parametrize("case", ["server", "two servers", "load", "version"])
+def test_a_fault_as_small_as_content_is_named_where_others_wrote_such_content(case: str) -> None:
+    random = np.random.default_rng(1)
+    given = labels(random)
+    faulty_P = FAULTS[case][0](given)
+    rest_P, noise_P = played(random, given, np.where(faulty_P, 0.05, 0.01), 100.0)
+    found = stands_out(rest_P, noise_P, groups_of(given), KEYS)
+    assert found is not None
+    assert (found.key, found.group, found.content) == (*FAULTS[case][1:], "")
+
+
+@pytest.mark.parametrize(("rollouts", "differs"), [(6, False), (24, True)])
+def test_rollouts_of_the_same_example_are_compared(rollouts: int, differs: bool) -> None:
+    """Half of the rollouts of an example have more noise. Of few rollouts this may be by chance."""
+    rollout_P = np.repeat(np.arange(rollouts), 64)
+    group_P, names = rollout_P % 2 == 1, [f"1-{index}" for index in range(rollouts)]
+    groups = TokenGroups({"environment": 0 * rollout_P, "rollout": rollout_P}, {"rollout": names})
+    noise_P = np.random.default_rng(2).standard_normal(len(rollout_P)) ** 2 * np.where(group_P, 50.0, 1.0)
+    assert differs_within_content(noise_P, group_P, groups) == differs
+    assert not differs_within_content(np.where(group_P, noise_P / 10, noise_P), group_P, groups)
 
 
 def test_repeated_tokens_count_once() -> None:
