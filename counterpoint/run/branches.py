@@ -30,6 +30,9 @@ class BranchOrigin(Config, frozen=True):
     """The keys that were asked to be other values, by dotted key, as they were written."""
     without: list[str] = []
     """What was left out of the batches that it trains again: rollouts, examples, environments."""
+    without_from: int | None = None
+    """The step from which on that is left out. Earlier ones cannot be trained again, and were trained with what they had of it.
+    None if nothing is left out, and in files of a former version."""
     head: str = ""
     """The hash of the other run's receipt of the step; empty if it has none."""
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 
 from counterpoint.cli.arguments.job import add_job, job_of
 from counterpoint.job.branch import begin
 from counterpoint.job.directory import is_running
-from counterpoint.run.branches import origin_of
+from counterpoint.run.branches import BranchOrigin, origin_of
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.printable import printable
 
@@ -23,12 +24,27 @@ def main(arguments: list[str]) -> int:
     joined = begin.start(job, config) if is_running(job) and not given.prepare else None
     values = {"run_id": config.run_id, **origin.model_dump(exclude={"format"}), "pid": joined and joined.pid}
     sentence = f"run {config.run_id} goes on from step {origin.step} of run {origin.run}"
+    left_out = _left_out(origin)
     if joined is not None:
-        sentence += f" (process {joined.pid}); its log: {joined.log}"
+        sentence += f" (process {joined.pid}){left_out}; its log: {joined.log}"
     else:
-        sentence += f"; to start it: {begin.start_words(job, config)}"
+        sentence += f"{left_out}; to start it: {begin.start_words(job, config)}"
     print(json.dumps(values) if given.json else printable(sentence))
     return 0
+
+
+def _left_out(origin: BranchOrigin) -> str:
+    """Returns what is to be said of environments and examples that a branch leaves out of some steps alone."""
+    played = [each for each in origin.without if not re.fullmatch(r"\d+-\d+", each)]
+    if not played:
+        return ""
+    first, last = origin.without_from or 1, origin.step
+    before = f", not of {_span(1, first - 1)}, which had been trained with it and cannot be again," if first > 1 else ""
+    return f"; left out of {_span(first, last)}{before} and played on after step {last}: {', '.join(played)}"
+
+
+def _span(first: int, last: int) -> str:
+    return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -42,8 +42,9 @@ def branch(
     """Prepares the directory of run `name`, which goes on from `step` of a run of the same job (its newest kept step, if None).
 
     `changes` are texts by dotted key, as a command's flags have them. Rollouts, examples and environments in `without` are left
-    out of recorded batches, which are trained again from the first step that has one. Returns the new run's configuration, whose
-    `resume` is set; `start` has it join the job. A preparation that was killed is made anew.
+    out of recorded batches, which are trained again from the first step that has one. Steps before the oldest of these keep what
+    they had of it, and the branch plays it on. Returns the new run's configuration, whose `resume` is set; `start` has it join
+    the job. A preparation that was killed is made anew.
 
     Raises `NotThere` for a run that does not exist, `StepNotKept`, `Refused` for a name that is taken or a key that cannot be
     another, `UserError` for a wrong value or nothing to leave out, and `OSError`.
@@ -52,6 +53,7 @@ def branch(
     step = kept.check(step)
     config = branched_config(job, run_id, step, name, changes)
     trained = _trained_step(job, kept, step, without, config.transport.largest_batch)
+    oldest = kept.starts(step)[0] + 1
     if trained < step:
         check_later(changes, trained, step)
     source = job / f"run_{run_id}"
@@ -61,6 +63,7 @@ def branch(
         trained=trained,
         changes=dict(changes),
         without=list(without),
+        without_from=oldest if without else None,
         head=_head_at(source, step),
     )
     with _prepared(config) as run_dir:

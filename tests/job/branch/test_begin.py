@@ -315,6 +315,22 @@ def test_an_example_is_left_out_by_its_index(original: RunConfig) -> None:
     assert [each.rollout_id for each in recorded(config, 3).samples] == ["3-0", "3-1", "3-3"]
 
 
+def test_from_which_step_on_something_is_left_out_is_said(
+    original: RunConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record_batches(original, 3)
+    asked = ["branch", "old", "--step", "3", "--prepare", "--job", str(original.output_dir)]
+    assert main([*asked, "--as", "less", "--without", "guess"]) == 0
+    said = capsys.readouterr().out
+    assert "left out of step 3, not of steps 1 to 2, which had been trained with it and cannot be again," in said
+    assert "and played on after step 3: guess" in said
+    origin = origin_of(original.output_dir / "run_less")
+    assert origin is not None
+    assert origin.without_from == 3
+    assert main([*asked, "--as", "one", "--without", "3-1"]) == 0
+    assert "left out" not in capsys.readouterr().out, "no other step has a rollout"
+
+
 def test_a_branch_that_has_no_step_of_its_own_has_no_receipts_and_no_damage(original: RunConfig) -> None:
     config = branch(original.output_dir, "old", FROM, "new", {})
     assert verify(config.run_dir).code == NO_RECEIPTS
