@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> int:
         print(
             printable(
                 f"run {name} of an earlier bisection is alive and has a slot of the trainer; unless that one still goes on: "
-                f"counterpoint evict {name} --job {shlex.quote(str(job))}"
+                f"counterpoint stop {name} --job {shlex.quote(str(job))} --evict bisected"
             )
         )
     plan = bisect.plan(job, given.run, given.metric, given.good, given.bad, given.steps)

@@ -120,7 +120,7 @@ def test_branches_that_an_earlier_bisection_left_alive_are_named(
     job = fallen.output_dir
     locks = []
     for name in ("old-bisect-2", "old-bisect-2-bisect-1", "older-bisect-1"):
-        (job / f"run_{name}").mkdir()
+        (job / f"run_{name}" / "control").mkdir(parents=True)
         locks.append(take_lock(lock_file_of(job, name), "taken"))
     try:
         assert main(["bisect", "old", "--good", "1", "--bad", "5", "--job", str(job)]) == 0
@@ -128,5 +128,7 @@ def test_branches_that_an_earlier_bisection_left_alive_are_named(
         for lock in locks:
             os.close(lock)
     said = capsys.readouterr().out
-    assert f"counterpoint evict old-bisect-2 --job {job}" in said
-    assert said.count("counterpoint evict") == 1
+    (command,) = (line.partition("counterpoint ")[2] for line in said.splitlines() if "is alive" in line)
+    assert command == f"stop old-bisect-2 --job {job} --evict bisected"
+    assert main(command.split()) == 0, "it has ended by now"
+    assert eviction(job, "old-bisect-2") == "bisected"
