@@ -31,7 +31,7 @@ class Planned:
     kept_checkpoints: int
     """Checkpoints of all runs that stay by `training.keep_every`, once all steps are trained."""
     kept_batches: list[tuple[int, float | None]]
-    """Of each run that keeps batches, the most tokens of these, and `keep_batches_gib`."""
+    """The most tokens of the batches that a run keeps, and its `keep_batches_gib`, for each run that keeps some."""
 
     @property
     def server_gpus(self) -> int:

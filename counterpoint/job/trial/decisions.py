@@ -47,7 +47,7 @@ class TrialVerdict:
     """What a trial has found. Rewards are in the environment's unit."""
 
     verdict: Literal["better", "worse", "undecided"]
-    """Of the branch with the change."""
+    """The fate of the branch with the change, beside that without it."""
     reason: str
     """Why the trial ended here, in words."""
     difference: SequenceInterval | None
@@ -59,7 +59,7 @@ class TrialVerdict:
     step: int
     """The last compared step; 0 without any."""
     tokens: int
-    """Of both branches, also what they used beyond the last comparison until they had ended."""
+    """The tokens of both branches, also those used beyond the last comparison until they had ended."""
 
 
 @dataclass(slots=True)

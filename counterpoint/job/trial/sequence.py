@@ -46,7 +46,7 @@ class DifferenceSequence:
         self.pairs = 0
         """The differences so far."""
         self._sum = self._squares = 0.0
-        """Of the differences as numbers between 0 and 1, and of their squared distances from the mean before each."""
+        """The sums of the differences as numbers between 0 and 1, and of their squared distances from the mean before each."""
         self._weights = self._weighted = self._variance = 0.0
 
     def add(self, differences: Sequence[float], planned: int) -> None:

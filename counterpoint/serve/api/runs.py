@@ -56,7 +56,7 @@ VERDICTS = {
     BEING_WRITTEN: "being written",
     BROKEN_CHAIN: "broken chain",
 }
-"""By the command's exit code (`docs/receipts.md`)."""
+"""The verdicts by the command's exit code (`docs/receipts.md`)."""
 
 COPIES = "copied/step"
 """Metric of a step that was a copy of another run's."""

@@ -34,7 +34,7 @@ MOST_TRIED = 128
 tried."""
 
 EXPLAINED = 0.1
-"""Of what the tokens differ by more than all others do, the share that may be left under what explains them."""
+"""The share that an explanation may leave of the difference by which these tokens exceed all others."""
 
 _COARSE, _FINE = np.linspace(-1.0, 1.0, 9), 12
 """Logarithms to base 2 of the factors of the temperature that are tried first, and the steps of the search after that."""
