@@ -109,14 +109,17 @@ def test_the_status_survives_that_the_earlier_job_is_moved_aside_while_it_is_rea
         job.directory.rename(tmp_path / "job.1")
         return read(reader)
 
+    def damaged(reader: StatusReader) -> JobSnapshot:
+        raise UserError("the job's file is damaged")
+
     try:
         wait_until((job.directory / JOB_FILE).exists, "the job's file", DEADLINE_SECONDS)
         monkeypatch.setattr(StatusReader, "read", moved_meanwhile)
         assert job.status().as_json()["running"]
         assert job.status().as_json()["runs"] == []
         (tmp_path / "job.1").rename(job.directory)
-        (job.directory / JOB_FILE).write_text("{")
-        with pytest.raises(UserError, match=JOB_FILE):
+        monkeypatch.setattr(StatusReader, "read", damaged)
+        with pytest.raises(UserError, match="damaged"):
             job.status()
     finally:
         job.stop(DEADLINE_SECONDS)
