@@ -31,7 +31,7 @@ from counterpoint.trainer.model import chunks
 from counterpoint.trainer.model.adapters.adapted_layer import MultiLora
 from counterpoint.trainer.model.chunks import ChunkArithmetic
 from counterpoint.trainer.model.compiled import PROBED_TOKENS, compile_untested
-from counterpoint.trainer.model.compiler import failing_aloud
+from counterpoint.trainer.model.compiler import reason_of
 from counterpoint.trainer.model.experts import WEIGHTS
 from counterpoint.trainer.model.head import token_outputs
 from counterpoint.trainer.model.kernels.kept import computed_once
@@ -295,15 +295,12 @@ def _has_graphs(directory: Path, dtype: str, given: tuple[str, ...]) -> bool:
         for slot in range(len(runs)):
             _trained(model, slot, runs, None)
         _compile(model)
-        with failing_aloud():
-            for tokens in (PROBED_TOKENS, _FEW):
-                _row(model, tokens, 0, None)
+        for tokens in (PROBED_TOKENS, _FEW):
+            _row(model, tokens, 0, None)
     except Exception as error:  # of torch's compiler, or a model's code
         if is_fatal(error):
             raise
-        logger.warning(
-            "planned as if layers were not compiled: %s", f"{type(error).__name__}: {error}".split("\n", 1)[0]
-        )
+        logger.warning("planned as if layers were not compiled: %s", reason_of(error))
         return False
     return True
 
@@ -313,6 +310,9 @@ def _compile(model: nn.Module) -> None:
     from counterpoint.job.plan.compiled_graphs import backend  # takes seconds
 
     torch._dynamo.config.recompile_limit = 256  # a plan computes several models and kinds of training
+    torch._dynamo.config.suppress_errors = (
+        False  # else a row whose graph cannot be made is planned as if it were compiled
+    )
     if any(isinstance(module, MultiLora) for module in model.modules()):
         differentiate_inputs(model)
     compiler = partial(torch.compile, backend=backend)

@@ -34,9 +34,9 @@ class PlayedTurn:
     start: int
     """The tokens of its prompt: its completion follows them in its sample."""
     tokens: int
-    """Of its completion."""
+    """The tokens of its completion."""
     trained: int
-    """Of these."""
+    """How many of these are trained."""
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class PlayedStep:
     """What the records say of the rollouts of a step."""
 
     turns: dict[str, Sequence[PlayedTurn]] = field(default_factory=dict)
-    """Of each rollout, in order; empty where the records are gone."""
+    """The turns of each rollout, in order; empty where the records are gone."""
     truncated: bool | None = None
     """Whether any was sampled from a truncated distribution; None where the records are gone."""
 

@@ -51,7 +51,7 @@ PAIRS = 0.8
 whose square is `FACTOR` times as large."""
 
 SHARE = 0.25
-"""Of what neither staleness nor precision explains, the least part of a group that stands out."""
+"""A group that stands out has at least this part of all that neither staleness nor precision explains."""
 
 FAINT = 1e-7
 """Nats. Below this mean no group stands out: rounding in float32 may do it."""

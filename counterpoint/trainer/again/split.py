@@ -49,11 +49,11 @@ class Computed:
     """The log-probability of each trained token of a step, float64 `[P]` each; not a number where weights were not kept."""
 
     inference_P: Values
-    """By the server."""
+    """These are by the server."""
     now_P: Values
-    """By the trainer, with the weights before the step."""
+    """These are by the trainer, with the weights before the step."""
     then_P: Values
-    """With the weights that sampled."""
+    """These are by the trainer, with the weights that sampled."""
     exact_P: Values
     """The same in float32."""
     temperature_P: Values

@@ -28,7 +28,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from counterpoint.trainer.faults import is_fatal
 from counterpoint.trainer.model.adapters.adapted_layer import MultiLora
 from counterpoint.trainer.model.attention import SampleLengths
-from counterpoint.trainer.model.compiler import failing_aloud
+from counterpoint.trainer.model.compiler import failing_aloud, reason_of
 from counterpoint.trainer.model.context import ContextGroup, Stretch, shared_rows
 from counterpoint.trainer.model.load import log_probabilities
 from counterpoint.trainer.model.passes import Passes
@@ -93,7 +93,7 @@ def _compile_and_compare(model: nn.Module, layers: Sequence[nn.Module]) -> str:
     except Exception as error:  # of torch's compiler, or the C++ compiler that it calls
         if is_fatal(error):
             raise
-        return f"{type(error).__name__}: {error}".split("\n", 1)[0]
+        return reason_of(error)
     difference = float((found_P.detach() - expected_P).abs().max())
     bound = max(LEAST_BOUND[next(model.parameters()).dtype], ROUNDING_FACTOR * rounding)
     if difference <= bound:

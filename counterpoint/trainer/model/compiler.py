@@ -75,6 +75,12 @@ def failing_aloud() -> Iterator[None]:
         config.suppress_errors = True
 
 
+def reason_of(error: Exception) -> str:
+    """Returns in one line why a graph cannot be made: the error of a backend, not the one of torch around it."""
+    own = getattr(error, "inner_exception", error)
+    return f"{type(own).__name__}: {own}".split("\n", 1)[0]
+
+
 class Fallback:
     """Calls a compiled function, and the plain one from the first graph on that cannot be made; in any thread."""
 
@@ -90,7 +96,7 @@ class Fallback:
         try:
             return self._chosen(*given)
         except TorchDynamoException as error:  # before anything was computed
-            reason = f"{type(error).__name__}: {error}".split("\n", 1)[0]
+            reason = reason_of(error)
             logger.warning("the output layer is computed without a graph that cannot be compiled: %s", reason)
             self._chosen = self._plain
         return self._plain(*given)

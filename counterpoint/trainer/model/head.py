@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from counterpoint.trainer.faults import is_fatal
 from counterpoint.trainer.model.chunks import LEAST_LOGARITHM, ChunkArithmetic, chunked_outputs
-from counterpoint.trainer.model.compiler import Fallback, failing_aloud
+from counterpoint.trainer.model.compiler import Fallback, failing_aloud, reason_of
 from counterpoint.trainer.model.context import Stretch, stretch_of
 from counterpoint.trainer.model.shared_prompts import Families
 from counterpoint.trainer.model.text_part import text_config
@@ -125,7 +125,7 @@ def compile_head(model: nn.Module) -> None:
     except Exception as error:  # of torch's compiler, or of the compiler that it calls
         if is_fatal(error):
             raise
-        reason = f"{type(error).__name__}: {error}".split("\n", 1)[0]
+        reason = reason_of(error)
     if not reason:
         model.head_arithmetic = ChunkArithmetic(*map(Fallback, compiled, ChunkArithmetic()))
     else:

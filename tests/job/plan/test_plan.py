@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -517,3 +518,27 @@ def test_a_trainer_that_compiles_is_planned_so(directories: dict[str, Path], tmp
     )
     assert compiled["weights"] == eager["weights"]
     assert 0.6 * eager["activations"] < compiled["activations"] < 0.95 * eager["activations"]
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch in its compiler
+def test_layers_that_cannot_be_compiled_are_planned_so(
+    directories: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from counterpoint.job.plan import compiled_graphs
+
+    def full_disk(*_: Any) -> None:
+        raise OSError("No space left on device")
+
+    shutil.copytree(directories["dense"], tmp_path / "model")  # of which nothing is planned yet
+    monkeypatch.setattr(compiled_graphs, "backend", full_disk)
+    monkeypatch.setattr(torch._dynamo.config, "suppress_errors", True)  # as a trainer in this process leaves it
+    runs = [TrainingConfig(lora=LoraConfig(rank=8))]
+    compiled, eager = (
+        rank_parts(
+            tmp_path / "model", TrainerConfig(output_dir=tmp_path, model="", compile=given), runs, 1024, 80 * GIB
+        )
+        for given in (None, False)
+    )
+    torch._dynamo.reset()
+    assert compiled == eager
+    assert "No space left on device" in caplog.text
