@@ -20,6 +20,8 @@ class BranchOrigin(Config, frozen=True):
     """Where a branch comes from."""
 
     format: int = FORMAT
+    job: str | None = None
+    """The directory of that run's job. None if it is the branch's own, and in files of a former version."""
     run: Identifier
     """The run that it goes on from."""
     step: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from pathlib import Path
 
 from counterpoint.cli.arguments.job import add_job, job_of
 from counterpoint.job.branch import begin
@@ -18,10 +19,11 @@ def main(arguments: list[str]) -> int:
     """Runs the command. Raises `UserError`."""
     given = _parser().parse_intermixed_args(arguments)
     job, changes = job_of(given), dict(map(change_of, given.changes))
-    config = begin.branch(job, given.run, given.step, given.name, changes, given.without)
+    config = begin.branch(job, given.run, given.step, given.name, changes, given.without, given.into)
     origin = origin_of(config.run_dir)
     assert origin is not None
-    joined = begin.start(job, config) if is_running(job) and not given.prepare else None
+    stays = given.prepare or given.into is not None
+    joined = begin.start(job, config) if is_running(job) and not stays else None
     values = {"run_id": config.run_id, **origin.model_dump(exclude={"format"}), "pid": joined and joined.pid}
     sentence = f"run {config.run_id} goes on from step {origin.step} of run {origin.run}"
     left_out = _left_out(origin)
@@ -51,7 +53,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="counterpoint branch",
         description="Begins a run with the state of another one after a step: weights, optimizer, schedule, place in the data. "
-        "In a job that runs, it starts beside the others. Exit code 2: a wrong call; 3: the step was not kept.",
+        "In a job that runs, it starts beside the others; with --into, it is the run of a new job. Exit code 2: a wrong call; "
+        "3: the step was not kept.",
         allow_abbrev=False,
     )
     parser.add_argument("run", metavar="RUN", help="the run that it goes on from; it may have ended")
@@ -66,6 +69,13 @@ def _parser() -> argparse.ArgumentParser:
         help="leave out a rollout (12-3), an environment, or an example (ENVIRONMENT:INDEX) and train the steps since again",
     )
     parser.add_argument("--prepare", action="store_true", help="only prepare its directory, and say how to start it")
+    parser.add_argument(
+        "--into",
+        type=Path,
+        metavar="DIRECTORY",
+        help="make it the only run of a new job in this new directory, with servers and trainer as this one has, and say how to "
+        "start that",
+    )
     add_job(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON, for programs")
     return parser

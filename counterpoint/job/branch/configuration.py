@@ -28,8 +28,10 @@ NOT_OF_A_STEP = (LEARNING_RATE, "training.checkpoint_interval", "training.keep_e
 """Keys of `[training]` that may differ although earlier steps are trained again: their batches have the values that they had."""
 
 
-def branched_config(job: Path, run_id: str, step: int, name: str, changes: Mapping[str, str]) -> RunConfig:
-    """Returns the configuration of a branch: the other run's, as in force at the step, with changes.
+def branched_config(
+    job: Path, run_id: str, step: int, name: str, changes: Mapping[str, str], into: Path | None = None
+) -> RunConfig:
+    """Returns the configuration of a branch: the other run's, as in force at the step, with changes, in `into` or else `job`.
 
     Raises `Refused` for a key that cannot be another, and `UserError` for an unknown one or a wrong value.
     """
@@ -46,7 +48,7 @@ def branched_config(job: Path, run_id: str, step: int, name: str, changes: Mappi
     flagged = anchored(read_flags(RunConfig, keys_of(RunConfig), flags), Path.cwd())
     after = merge(before, flagged)
     _check_fixed(run_id, before, after, changes)
-    own = {**after, "run_id": name, "resume": True, "output_dir": str(job.absolute())}
+    own = {**after, "run_id": name, "resume": True, "output_dir": str((into or job).absolute())}
     return validate(RunConfig, own, f"run {run_id}", [Layer(flagged, lambda path: path)])
 
 

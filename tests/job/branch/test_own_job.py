@@ -1,0 +1,171 @@
+"""A branch in a new directory is a whole job, which goes on as the run that it comes from would have."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from counterpoint.cli.main import main
+from counterpoint.job.admin.ask import Refused
+from counterpoint.job.branch.begin import branch
+from counterpoint.job.branch.kept import StepNotKept
+from counterpoint.job.claim_directory import check_directory
+from counterpoint.job.config import JobConfig
+from counterpoint.job.configuration.load import load, to_toml
+from counterpoint.job.write_job import write_job
+from counterpoint.run.branches import origin_of
+from counterpoint.run.config import RunConfig
+from counterpoint.transport.errors import UserError
+from tests.job.branch.test_begin import FROM, STEPS, record_batches, with_trained, write_commits
+from tests.support.jobs import write_lines
+from tests.trainer.conftest import dense_directory as dense_directory
+from tests.trainer.one_process_trainer import broadcast, life, saved_state
+from tests.trainer.orchestrator_end import write_run
+
+LORA = {"rank": 2, "target_modules": ["q_proj", "down_proj"]}
+
+
+def write_whole(job: Path, model: Path, **more: Any) -> RunConfig:
+    """A job of one run, as a start leaves it, and what its orchestrator leaves of three steps."""
+    training = {"learning_rate": 1e-3, "checkpoint_interval": 2, "lr_schedule": "linear", "lora": LORA}
+    run = {
+        "run_id": "old",
+        "steps": STEPS,
+        "environments": [{"name": "reverse", "kind": "reverse-text"}],
+        "training": training,
+    }
+    given = {
+        "output_dir": str(job),
+        "model": "named",
+        "inference": {"dtype": "float32"},
+        "trainer": {"threads": 1, "prometheus_port": 9400},
+        "orchestrator": run,
+        **more,
+    }
+    config = JobConfig.model_validate(given).with_port(8123).with_model(model)
+    job.mkdir()
+    write_job(config, to_toml(config).encode())
+    write_run(config.orchestrator)
+    write_commits(config.orchestrator, 1, FROM, 3)
+    return config.orchestrator
+
+
+@pytest.fixture
+def original(tmp_path: Path) -> RunConfig:
+    """A run that is kept at step 2, in a whole job, with a page and fine-tuning."""
+    config = write_whole(tmp_path / "one", tmp_path / "model", serve=True, prometheus_port=9500)
+    return with_trained(config, FROM)
+
+
+@pytest.mark.slow
+def test_a_branch_in_a_new_directory_takes_the_next_five_steps_bit_for_bit(
+    dense_directory: Path, tmp_path: Path
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    write_whole(one, dense_directory)
+    with life(one, dense_directory, {"old": STEPS}, max_runs=1, keep_checkpoints=9) as trainer:
+        trainer.until_step(old=STEPS)
+    config = branch(one, "old", FROM, "new", {}, into=two)
+    write_run(config)
+    with life(two, dense_directory, {"new": STEPS}, max_runs=1, keep_checkpoints=9) as trainer:
+        trainer.until_step(new=STEPS)
+    for step in range(FROM, STEPS + 1):
+        old, new = broadcast(one, "old", step), broadcast(two, "new", step)
+        assert all(torch.equal(old[name], new[name]) for name in old | new), step
+    before, after = saved_state(one, "old", STEPS), saved_state(two, "new", STEPS)
+    assert all(torch.equal(before[name], after[name]) for name in before | after), "moments, too"
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_the_new_job_can_be_started_by_what_the_command_says(
+    original: RunConfig, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    job = original.output_dir
+    lines = [{"run_id": run, "step": step} for step in (1, 2, 3) for run in ("old", "other")]
+    write_lines(job / "trainer" / "metrics.jsonl", lines)
+    directory = job.parent / "new job"
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EXDEV, "another file system")
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    asked = ["branch", "old", "--as", "new", "training.learning_rate=2e-5", "--into", str(directory), "--job", str(job)]
+    assert main(asked) == 0
+    assert f"to start it: counterpoint run '{directory}/job.toml' --resume" in capsys.readouterr().out
+    config = load(JobConfig, directory / "job.toml", ["--resume=true"])
+    check_directory(config, fresh=False)
+    (run,) = config.every_run
+    assert (run.run_id, run.training.learning_rate, config.trainer.output_dir) == ("new", 2e-5, directory)
+    assert (config.inference.dtype, config.trainer.threads, config.trainer.max_runs) == ("float32", 1, 1)
+    assert config.model == str(job.parent / "model"), "which a name may no longer mean"
+    assert config.serve is not None
+    ports = (config.inference.port, config.trainer.prometheus_port, config.prometheus_port, config.serve.port)
+    assert ports == (0, 0, 0, 0), "those of the other job may be in use"
+    assert config.inference.identity_file == directory / "servers.key"
+    assert (directory / "servers.key").read_bytes() != (job / "servers.key").read_bytes()
+    assert {path.name for path in (directory / "roles").iterdir()} >= {"trainer.toml", "orchestrator.toml"}
+    state = [
+        root / "checkpoints" / "step_2" / "state.safetensors"
+        for root in (job / "trainer/old", directory / "trainer/new")
+    ]
+    assert state[0].samefile(state[1]) == links
+    assert state[0].read_bytes() == state[1].read_bytes()
+    origin = origin_of(run.run_dir)
+    assert origin is not None
+    assert (origin.job, origin.run, origin.step) == (str(job), "old", FROM)
+    metrics = (directory / "trainer" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in metrics] == [{"run_id": "new", "step": step} for step in (1, 2)]
+
+
+def test_a_directory_with_something_in_it_is_refused_and_stays(original: RunConfig) -> None:
+    directory = original.output_dir.parent / "two"
+    directory.mkdir()
+    branch(original.output_dir, "old", FROM, "new", {}, into=directory)
+    before = sorted(directory.rglob("*"))
+    for into in (directory, original.output_dir):
+        with pytest.raises(Refused, match=r"it has something in it, such as .*; name a new directory"):
+            branch(original.output_dir, "old", FROM, "newer", {}, into=into)
+    assert sorted(directory.rglob("*")) == before
+
+
+def test_a_preparation_of_a_new_job_that_was_killed_is_made_anew(
+    original: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    directory = original.output_dir.parent / "two"
+    with monkeypatch.context() as patch:
+        patch.setattr("counterpoint.job.branch.begin._take_lines", killed)
+        with pytest.raises(KeyboardInterrupt):
+            branch(original.output_dir, "old", FROM, "new", {}, into=directory)
+    assert origin_of(branch(original.output_dir, "old", FROM, "new", {}, into=directory).run_dir) is not None
+
+
+def test_a_guest_that_would_begin_with_other_weights_is_refused(original: RunConfig) -> None:
+    record_batches(original, 1, 2)
+    guest = original.model_copy(update={"seed": 3})
+    (original.run_dir / "control" / "orch.toml").write_text(to_toml(guest))
+    branch(original.output_dir, "old", FROM, "new", {}, into=original.output_dir.parent / "two")
+    directory = original.output_dir.parent / "three"
+    with pytest.raises(StepNotKept, match=r"those of seed = 0 .* become those of seed = 3"):
+        branch(original.output_dir, "old", FROM, "new", {}, ["1-1"], into=directory)
+    assert not directory.exists()
+
+
+@pytest.mark.parametrize("content", [None, "{}", '{"inference": 3}'])
+def test_without_the_job_there_is_no_new_one(original: RunConfig, content: str | None) -> None:
+    file = original.output_dir / "job.json"
+    file.unlink()
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(UserError, match=r"job\.json"):
+        branch(original.output_dir, "old", FROM, "new", {}, into=original.output_dir.parent / "two")
+    assert not (original.output_dir.parent / "two").exists()
