@@ -108,6 +108,8 @@ class Settings:
     """Ours computes each layer, or so many, again in the backward pass."""
     compiled: bool | None = None
     """Whether ours compiles the layers; None: as a trainer does by itself."""
+    deterministic: bool = False
+    """Whether ours adds in a fixed order."""
 
     @property
     def dtype(self) -> str:
@@ -210,6 +212,18 @@ def random_batch(settings: Settings, step: int, run_id: str = "default") -> Batc
 
 def our_trainer(model: Path, directory: Path, settings: Settings) -> Train:
     """Returns what trains a step by our learner, of a run in `directory`."""
+    learner = our_learner(model, directory, settings)
+
+    def train(batch: Batch) -> float:
+        loss = train_steps(learner, {0: batch})[0]["loss"]
+        assert isinstance(loss, float)
+        return loss
+
+    return train
+
+
+def our_learner(model: Path, directory: Path, settings: Settings) -> Learner:
+    """Returns our learner with a run in its slot 0, whose directory is in `directory`."""
     run, config = configurations(model, directory, settings)
     control = run_directory(directory, run.run_id) / "control"
     control.mkdir(parents=True)
@@ -218,13 +232,7 @@ def our_trainer(model: Path, directory: Path, settings: Settings) -> Train:
     learner = Learner(config, Ranks(0, 1, torch.device(settings.device), None), manager)
     manager.discover_runs()
     learner.synchronize()
-
-    def train(batch: Batch) -> float:
-        loss = train_steps(learner, {0: batch})[0]["loss"]
-        assert isinstance(loss, float)
-        return loss
-
-    return train
+    return learner
 
 
 def train_steps(learner: Learner, batches: Mapping[int, Batch]) -> dict[int, dict[str, MetricValue]]:
@@ -269,6 +277,7 @@ def configurations(model: Path, directory: Path, settings: Settings) -> tuple[Ru
         max_tokens=settings.row_tokens,
         activation_checkpointing=settings.checkpointing,
         compile=settings.compiled,
+        deterministic=settings.deterministic,
         threads=1,
         router_replay=False,
     )

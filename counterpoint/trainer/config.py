@@ -65,6 +65,11 @@ class TrainerConfig(Config):
     """Compile the decoder layers and the output layer by torch.compile, which takes a C++ compiler or a GPU's Triton, seconds at
     start, and less time after that (docs/training.md). Unset: on a GPU, unless ranks divide the model or share rows."""
 
+    deterministic: bool = False
+    """Have torch use algorithms that add in a fixed order, so that a step that is trained again has the same bits on the same
+    machine and software (docs/receipts.md). A row with an operation that has none is refused. Slower on a GPU by what `python -m
+    perf.gpu deterministic` measures; a CPU computes the same bits without it."""
+
     optimizer_offload: bool = False
     """Keep the optimizer's state in the host's memory, and move it to the GPU piece by piece at each update: of AdamW, 8 bytes a
     trained parameter less on the GPU, 10 where the weights are bfloat16. The results are the same."""

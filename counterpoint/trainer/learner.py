@@ -37,6 +37,7 @@ from counterpoint.trainer.lora.targets import check_targets
 from counterpoint.trainer.losses.load import load_loss
 from counterpoint.trainer.metrics import MetricValue
 from counterpoint.trainer.model.context import shared_rows
+from counterpoint.trainer.model.deterministic import advice_on, use_deterministic_algorithms
 from counterpoint.trainer.model.experts import expert_weights
 from counterpoint.trainer.model.passes import PassDiscarded
 from counterpoint.trainer.model.sharding import rest, rows_of, whole_weights
@@ -76,6 +77,7 @@ class Learner:
         Raises:
             ValueError: the model cannot be loaded or trained, or its router cannot be replayed.
         """
+        use_deterministic_algorithms(config.deterministic)
         torch.manual_seed(config.seed)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
@@ -391,7 +393,7 @@ class Learner:
             if is_fatal(error):
                 raise
             logger.warning("the probe failed", exc_info=True)
-            fault = f"the probe failed: {type(error).__name__}: {error}"
+            fault = f"the probe failed: {type(error).__name__}: {error}{advice_on(error)}"
         self.loaded.passes.end(failed=fault is not None)
         rest(self.loaded.model)
         if faults := self.ranks.faults(fault):
@@ -501,7 +503,7 @@ class Learner:
         except Exception as error:  # a lack of memory, or any error of an adapter or optimizer
             if is_fatal(error):
                 raise
-            failure = f"{type(error).__name__}: {error}"
+            failure = f"{type(error).__name__}: {error}{advice_on(error)}"
         failed = torch.tensor([float(bool(failure))], device=self.ranks.device)
         self.ranks.maximum(failed)
         if float(failed):

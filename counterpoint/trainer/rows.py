@@ -22,6 +22,7 @@ import torch
 from torch import cuda
 
 from counterpoint.trainer.faults import is_fatal, is_out_of_memory
+from counterpoint.trainer.model.deterministic import advice_on
 from counterpoint.trainer.model.passes import PassDiscarded, Passes
 from counterpoint.trainer.ranks import Ranks
 from counterpoint.trainer.work.contribution import Contribution
@@ -191,7 +192,7 @@ def _attempt(piece: StepRow, train_row: Callable[[StepRow], None]) -> _Failure |
         out_of_memory = is_out_of_memory(error)
         names = ", ".join(step.run.run_id for step, _ in piece)
         logger.warning("a row of run %s failed", names, exc_info=not out_of_memory)
-        failure = _Failure(f"{type(error).__name__}: {error}", out_of_memory)
+        failure = _Failure(f"{type(error).__name__}: {error}{advice_on(error)}", out_of_memory)
     else:
         return None
     if failure.out_of_memory and cuda.is_available():

@@ -66,6 +66,11 @@ ROWS: dict[str, Row] = {
     "lora-16k-eager": Row("the same, layers that are not compiled", _trains("lora", "0.6b", 16_384, 4, compiled=False)),
     "full-16k": Row("the same, all weights", _trains("full", 16_384, 4)),
     "full-16k-eager": Row("the same, layers that are not compiled", _trains("full", 16_384, 4, compiled=False)),
+    "deterministic": Row(
+        "the same adapter, trainer.deterministic beside without, the same bits or not",
+        _trains("lora", "0.6b", 16_384, 1, by="steps:deterministic"),
+        SERVED,
+    ),
     "profile": Row(
         "where a step of the adapter spends its time", _trains("lora", "0.6b", 16_384, 1, by="profile:profile")
     ),

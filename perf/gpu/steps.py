@@ -13,14 +13,17 @@ import torch
 from counterpoint.job.plan.trainer_memory import rank_parts
 from counterpoint.trainer.model.chunks import device_memory
 from counterpoint.trainer.model.compiler import compilations
+from counterpoint.trainer.model.deterministic import use_deterministic_algorithms
 from perf import driven_clients
 from perf.step_speed import (
     SHAPES,
     Settings,
     configurations,
     measure,
+    our_learner,
     our_trainer,
     random_batch,
+    train_steps,
     write_model,
 )
 
@@ -102,6 +105,43 @@ def trainer_alone(settings: Settings, directory: Path) -> Figures:
         figures["peak GB"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
     figures["planned GB"] = round(_planned(model, directory, settings) / 1e9, 2)
     return figures
+
+
+def deterministic(settings: Settings, directory: Path) -> Figures:
+    """Trains the same batches in turns with `trainer.deterministic` and without, twice each, by learners of their own.
+
+    Returns the seconds of a step with it over those without, and whether either two end with the same weights, bit for bit.
+    """
+    model, ways = (
+        write_model(directory / "model", settings),
+        [(wanted, turn) for turn in "ab" for wanted in (True, False)],
+    )
+    learners = {
+        way: our_learner(model, directory / f"{way[0]}{way[1]}", dataclasses.replace(settings, deterministic=way[0]))
+        for way in ways
+    }
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for step in range(settings.steps + 1):
+        batch = random_batch(settings, step)
+        for way in ways if step % 2 else reversed(ways):
+            use_deterministic_algorithms(way[0])
+            began = time.perf_counter()
+            train_steps(learners[way], {0: batch})
+            if settings.device == "cuda":
+                torch.cuda.synchronize()
+            if step:
+                seconds[way[0]].append(time.perf_counter() - began)
+
+    def same(wanted: bool) -> str:
+        first, other = (learners[wanted, turn].runs[0].torch.newest() for turn in "ab")
+        return "the same" if all(torch.equal(each, other[name]) for name, each in first.items()) else "different"
+
+    medians = {wanted: statistics.median(each) for wanted, each in seconds.items()}
+    figures: Figures = {
+        "times as long": round(medians[True] / medians[False], 3),
+        "s without": round(medians[False], 4),
+    }
+    return figures | {"bits with": same(True), "bits without": same(False)}
 
 
 def _planned(model: Path, directory: Path, settings: Settings) -> int:

@@ -26,6 +26,7 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "adapter": ({}, {"lora": LORA}),
     "checkpointing": ({"activation_checkpointing": True}, {"lora": LORA}),
     "offload": ({"optimizer_offload": True}, {}),
+    "deterministic": ({"deterministic": True}, {"lora": LORA}),
     "compiled": ({"compile": True}, {}),
     "several updates": ({}, {"updates_per_step": 2}),
     "reference": ({}, {"lora": LORA, "reference": {"reward_coefficient": 0.4}}),

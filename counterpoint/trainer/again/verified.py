@@ -51,6 +51,8 @@ class StepAgain:
     first: int
     """The step of the checkpoint that training began with."""
     bound: float
+    deterministic: bool
+    """Whether it was trained with `trainer.deterministic`, and so again."""
     compared: dict[str, bool] = field(default_factory=dict)
     """What was compared with the record, and whether it is the same bit for bit."""
     batches: dict[int, str] = field(default_factory=dict)
@@ -80,6 +82,7 @@ class StepAgain:
         """Returns the result for a person."""
         lines = [f"{what}: {'the same, bit for bit' if same else 'different'}" for what, same in self.compared.items()]
         lines += [f"different: {', '.join(self.different)}"] if self.different else []
+        lines += ["trained with trainer.deterministic = true, and so again"] if self.deterministic else []
         since = f"from the trainer's checkpoint of step {self.first}" if self.first else "from the run's beginning"
         verdict = "bit-equal"
         if not self.is_equal:
@@ -97,7 +100,7 @@ def train_again(config: TrainerConfig, kept: Kept, directory: Path) -> tuple[Ste
     metrics: dict[str, MetricValue] = {}
     before: dict[str, Tensor] = {}
     dtype = str(next(again.learner.loaded.model.parameters()).dtype).removeprefix("torch.")
-    result = StepAgain(kept.run_id, kept.step, kept.first, BOUNDS[dtype])
+    result = StepAgain(kept.run_id, kept.step, kept.first, BOUNDS[dtype], config.deterministic)
     for step in range(kept.first + 1, kept.step + 1):
         logger.info("training step %d of run %s again", step, kept.run_id)
         batch = kept.batch(step)

@@ -18,6 +18,7 @@ from counterpoint.environments.import_path import check_allowed, import_advice, 
 from counterpoint.run.loss import KINDS, LossConfig
 from counterpoint.trainer.losses.contract import Loss, LossInputs, LossOutputs
 from counterpoint.trainer.losses.objectives import distillation, policy_gradient
+from counterpoint.trainer.model.deterministic import advice_on
 from counterpoint.transport.configuration.arguments import refuse_booleans
 
 TRIED_TOKENS = 8
@@ -83,7 +84,7 @@ def _tried(function: Callable[[LossInputs], LossOutputs], kind: str, given: Coll
     except BaseException as error:  # as above
         raise ValueError(
             f"training.loss.kind = {kind!r}, called with a made-up batch: {type(error).__name__}: {error}"
-            f"{_place(error, function)}"
+            f"{_place(error, function)}{advice_on(error)}"
         ) from error
     return Loss(function, tuple(sorted(outputs.metrics_P)), uses_entropy=gradients.entropies_P is not None)
 

@@ -29,6 +29,7 @@ from counterpoint.trainer.lora.multi_lora import adapter_spans
 from counterpoint.trainer.losses.contract import Gradients, LossInputs, LossOutputs
 from counterpoint.trainer.losses.objectives import token_weights
 from counterpoint.trainer.metrics import MetricValue
+from counterpoint.trainer.model.deterministic import advice_on
 from counterpoint.trainer.model.head import token_outputs
 from counterpoint.trainer.model.router_replay import RouterReplay
 from counterpoint.trainer.model.without_waiting import on_device
@@ -298,7 +299,7 @@ def _loss_and_gradients(
         if is_out_of_memory(error):
             raise  # fewer tokens may fit
         logger.warning("run %s: the loss of step %d failed", step.run.run_id, step.batch.step, exc_info=True)
-        step.fault = f"the loss of step {step.batch.step} raised {describe_error(error)}"
+        step.fault = f"the loss of step {step.batch.step} raised {describe_error(error)}{advice_on(error)}"
         return None, Gradients(torch.zeros_like(inputs.trainer_log_probabilities_P))
     return outputs, gradients
 
@@ -503,7 +504,7 @@ def described(error: Exception, what: str) -> str:
     if is_fatal(error):
         raise error
     logger.warning("%s failed", what, exc_info=error)
-    return f"{what} failed: {type(error).__name__}: {error}"
+    return f"{what} failed: {type(error).__name__}: {error}{advice_on(error)}"
 
 
 def _metrics(steps: Sequence[Contribution]) -> dict[str, MetricValue]:

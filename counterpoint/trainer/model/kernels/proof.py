@@ -44,7 +44,7 @@ def _as_it_is(tensor: Tensor) -> Tensor:
 def _as_in_training() -> Iterator[None]:
     """Has a proof compute what training does, whatever surrounds it: with gradients, and by the same kernels."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(False)
+    torch.use_deterministic_algorithms(before[0] and not before[1])  # a proof around it only warns, unlike training
     try:
         # In a layer that is computed again, torch would do that for the proof's own backward pass.
         with torch.enable_grad(), saved_tensors_hooks(_as_it_is, _as_it_is):
