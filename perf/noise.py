@@ -39,14 +39,14 @@ class CpuTimes:
     """The time in this process and its descendants."""
 
     @classmethod
-    def now(cls) -> CpuTimes:
-        """Reads the counters. Raises `OSError` where there is no `/proc`."""
+    def now(cls, without: int | None = None) -> CpuTimes:
+        """Reads the counters; what runs below process `without` is not ours. Raises `OSError` where there is no `/proc`."""
         fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
         user, nice, system, _, _, _, _, stolen = fields
         return cls(
             total=sum(fields) / _JIFFIES_A_SECOND,
             busy=(user + nice + system + stolen) / _JIFFIES_A_SECOND,
-            ours=sum(cpu_seconds(pid, with_ended=True) for pid in (os.getpid(), *descendants(os.getpid()))),
+            ours=sum(cpu_seconds(pid, with_ended=True) for pid in (os.getpid(), *below_this(without))),
         )
 
     def share_of_others(self, before: CpuTimes) -> float:
@@ -54,6 +54,12 @@ class CpuTimes:
         total = self.total - before.total
         others = (self.busy - before.busy) - (self.ours - before.ours)
         return min(1.0, max(0.0, others / total)) if total > 0 else 0.0
+
+
+def below_this(without: int | None = None) -> set[int]:
+    """Returns the descendants of this process but process `without` and those below it."""
+    left_out = set() if without is None else {without, *descendants(without)}
+    return set(descendants(os.getpid())) - left_out
 
 
 def cpu_seconds(pid: int, with_ended: bool = False) -> float:

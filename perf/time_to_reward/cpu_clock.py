@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from bisect import bisect_left
 from collections import defaultdict
 from pathlib import Path
 
-from counterpoint.transport.process.launch import descendants
-from perf.noise import cpu_seconds
+from perf.noise import below_this, cpu_seconds
 
 SAMPLE_SECONDS = 0.25
 
@@ -34,7 +32,9 @@ class CpuClock:
     A process that has ended counts where its parent has waited for it, as its parent's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, without: int | None = None) -> None:
+        """Counts all of them but process `without` and those below it."""
+        self._without = without
         self._times: list[float] = []
         self._seconds: list[defaultdict[str, float]] = []
         self._stop = threading.Event()
@@ -51,7 +51,7 @@ class CpuClock:
     def _sample(self) -> None:
         while not self._stop.wait(SAMPLE_SECONDS):
             found: defaultdict[str, float] = defaultdict(float)
-            for pid in descendants(os.getpid()):
+            for pid in below_this(self._without):
                 found[_name(pid)] += cpu_seconds(pid, with_ended=True)
             self._times.append(time.time())
             self._seconds.append(found)

@@ -109,21 +109,26 @@ class Outcome:
         return figures
 
 
-def run_side(side: str, settings: Settings, directory: Path, timeout_seconds: float = 1800.0) -> Outcome:
-    """Runs one side to its end in `directory`. Raises `RuntimeError`, with the end of its output, if it fails."""
+def run_side(
+    side: str, settings: Settings, directory: Path, load: int | None = None, timeout_seconds: float = 1800.0
+) -> Outcome:
+    """Runs one side to its end in `directory`, beside what runs below process `load` and is none of its own.
+
+    Raises `RuntimeError`, with the end of its output, if it fails.
+    """
     directory.mkdir(parents=True)
     records_file = directory / "records.jsonl"
     command, environment = _command(side, settings, directory, records_file), environment_of(side, settings.task)
-    before, began = CpuTimes.now(), time.time()
+    before, began = CpuTimes.now(load), time.time()
     with (
         Child(side, command, environment=environment, log=directory / "output.log") as process,
-        CpuClock() as clock,
+        CpuClock(load) as clock,
     ):
         try:
             code = process.wait(timeout_seconds)
         finally:
             process.stop(STOP_SECONDS)
-    ended, after = time.time(), CpuTimes.now()
+    ended, after = time.time(), CpuTimes.now(load)
     records = records_of(directory / "job") if side in OURS else read_records(records_file)
     if code != 0 or len(records) < settings.updates:
         end = "\n".join(process.last_lines(20))

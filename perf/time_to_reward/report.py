@@ -15,15 +15,31 @@ Figures = dict[str, Any]
 """`Outcome.figures` of one run of one side."""
 
 
+_LABELS = {
+    "start_up_seconds": "start-up, to the first rewards",
+    "step_seconds": "wall of an update",
+    "step_cpu_seconds": "CPU of an update",
+    "wall_seconds": "wall of the whole command",
+    "cpu_seconds": "CPU of the whole command",
+    "others": "machine used by others",
+}
+
+
 def tables(runs: Sequence[Figures]) -> list[Table]:
-    """Returns the tables of all runs, each column a side: means of the rewards, medians of the times."""
+    """Returns the tables of the runs without a competing load, each column a side: means of the rewards, medians of the times.
+
+    If there are runs with one, too, the last table says by how much it slowed each side.
+    """
     sides = list(dict.fromkeys(run["side"] for run in runs))
-    return [_curves(runs, sides), _times(runs, sides), _processes(runs, sides)]
+    quiet = [run for run in runs if not run["busy"]]
+    slowed = [_slowed(runs, sides)] if len(quiet) < len(runs) else []
+    return [_curves(quiet, sides), _times(quiet, sides), _processes(quiet, sides), *slowed]
 
 
 def summary(runs: Sequence[Figures]) -> dict[str, Any]:
     """Returns the means and medians of the tables, by side."""
     found: dict[str, Any] = {}
+    runs = [run for run in runs if not run["busy"]]
     for side in dict.fromkeys(run["side"] for run in runs):
         own = [run for run in runs if run["side"] == side]
         found[side] = {
@@ -76,6 +92,25 @@ def _processes(runs: Sequence[Figures], sides: Sequence[str]) -> Table:
     return table
 
 
+def _slowed(runs: Sequence[Figures], sides: Sequence[str]) -> Table:
+    table = Table(
+        title="beside a load that takes half of each core: medians; in brackets over the quiet", box=box.SIMPLE
+    )
+    table.add_column("")
+    for side in sides:
+        table.add_column(side, justify="right")
+    for name in ("start_up_seconds", "step_seconds", "step_cpu_seconds"):
+        cells = []
+        for side in sides:
+            quiet, busy = (
+                statistics.median(run[name] for run in runs if (run["side"], run["busy"]) == (side, is_busy))
+                for is_busy in (False, True)
+            )
+            cells.append(f"{busy:.3f} s ({busy / quiet:.2f} x)")
+        table.add_row(_LABELS[name], *cells)
+    return table
+
+
 def _rows(runs: Sequence[Figures]) -> dict[str, tuple[Callable[[Figures], float | None], str]]:
     """Returns how each figure is read and written, by its name."""
     rows: dict[str, tuple[Callable[[Figures], float | None], str]] = {}
@@ -87,15 +122,15 @@ def _rows(runs: Sequence[Figures]) -> dict[str, tuple[Callable[[Figures], float 
             ("rollouts", "rollouts", "{:.0f}"),
         ):
             rows[f"to {threshold}: {label}"] = (_reader(f"to_{threshold}", name), form)
-    for name, label, form in (
-        ("start_up_seconds", "start-up, to the first rewards", "{:.1f} s"),
-        ("step_seconds", "wall of an update", "{:.3f} s"),
-        ("step_cpu_seconds", "CPU of an update", "{:.3f} s"),
-        ("wall_seconds", "wall of the whole command", "{:.1f} s"),
-        ("cpu_seconds", "CPU of the whole command", "{:.1f} s"),
-        ("others", "machine used by others", "{:.0%}"),
+    for name, form in (
+        ("start_up_seconds", "{:.1f} s"),
+        ("step_seconds", "{:.3f} s"),
+        ("step_cpu_seconds", "{:.3f} s"),
+        ("wall_seconds", "{:.1f} s"),
+        ("cpu_seconds", "{:.1f} s"),
+        ("others", "{:.0%}"),
     ):
-        rows[label] = (_reader(name), form)
+        rows[_LABELS[name]] = (_reader(name), form)
     return rows
 
 

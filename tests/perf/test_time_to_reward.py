@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -13,12 +14,17 @@ from rich.console import Console
 from counterpoint.environments.mix import mix_of
 from counterpoint.environments.workers.load import load_environment
 from counterpoint.job.config import JobConfig
+from counterpoint.transport.process.launch import descendants
+from perf.noise import CpuTimes, below_this, cpu_seconds
+from perf.time_to_reward.competing import competing_load
 from perf.time_to_reward.cpu_clock import CpuClock
 from perf.time_to_reward.measure import Outcome
 from perf.time_to_reward.ours import job_of, records_of
 from perf.time_to_reward.report import summary, tables
 from perf.time_to_reward.settings import BatchRecord, Settings, append_record, read_records
 from perf.time_to_reward.trl_side import drawn_examples
+
+CORES = len(os.sched_getaffinity(0))
 
 
 def outcome(side: str, pace: float) -> Outcome:
@@ -49,7 +55,7 @@ def test_the_figures_are_those_of_the_records() -> None:
 
 def test_ratios_are_over_trl_in_the_same_round() -> None:
     runs = [
-        {"round": number, **outcome(side, pace * (1 + number)).figures()}
+        {"round": number, "busy": False, **outcome(side, pace * (1 + number)).figures()}
         for number in range(3)
         for side, pace in (("ours", 1.0), ("trl", 2.0))
     ]
@@ -61,6 +67,33 @@ def test_ratios_are_over_trl_in_the_same_round() -> None:
     assert line.split() == ["wall", "of", "an", "update", "2.000", "s", "(0.50", "x)", "4.000", "s"]
     assert summary(runs)["trl"]["wall of an update"] == pytest.approx(4.0)
     assert summary(runs)["ours"]["to 0.9: rollouts"] is None
+
+
+def test_a_table_says_by_how_much_a_load_slows_each_side_and_the_others_are_without_it() -> None:
+    runs = [
+        {"round": 0, "busy": busy, **outcome(side, pace).figures()}
+        for side, busy, pace in (("ours", False, 1.0), ("ours", True, 3.0), ("trl", False, 2.0), ("trl", True, 2.5))
+    ]
+    console = Console(record=True, width=120)
+    for table in tables(runs):
+        console.print(table)
+    lines = [line.split() for line in console.export_text().splitlines() if "wall of an update" in line]
+
+    assert lines == [
+        ["wall", "of", "an", "update", "1.000", "s", "(0.50", "x)", "2.000", "s"],
+        ["wall", "of", "an", "update", "3.000", "s", "(3.00", "x)", "2.500", "s", "(1.25", "x)"],
+    ]
+    assert summary(runs)["ours"]["wall of an update"] == pytest.approx(1.0)
+
+
+def test_the_competing_load_computes_on_each_core_and_none_of_it_is_ours() -> None:
+    with competing_load() as load:
+        before = CpuTimes.now(load)
+        while len(below := descendants(load)) <= CORES or min(sorted(map(cpu_seconds, below))[-CORES:]) < 0.2:
+            time.sleep(0.05)
+        assert CpuTimes.now(load).ours - before.ours < CpuTimes.now().ours - before.ours - 0.15 * CORES
+        assert not below_this(load) & {load, *below}
+    assert all(cpu_seconds(pid) == 0 for pid in below), "it has ended"
 
 
 def test_the_cpu_clock_knows_how_much_each_process_below_had_taken_at_a_moment() -> None:
