@@ -1,8 +1,9 @@
 """The weight-transfer backend `counterpoint`: loads a published checkpoint directory into the running model.
 
-It runs in each vLLM worker, on the checkpoint as the trainer wrote it, through vLLM's layerwise reload
-(https://docs.vllm.ai/en/latest/training/layerwise/). Everything happens in `receive_weights`, after validation: a directory
-that is refused leaves the model as it was. The pool checks by a probe that the weights are right.
+It runs in each vLLM worker, on the checkpoint as the trainer wrote it: in place where no layer needs more
+(`engine/in_place.py`), else through vLLM's layerwise reload (https://docs.vllm.ai/en/latest/training/layerwise/). Everything
+happens in `receive_weights`, after validation: a directory that is refused leaves the model as it was. The pool checks by a probe
+that the weights are right.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from counterpoint.inference.checkpoint import (
     require_same_model,
     weight_files,
 )
+from counterpoint.inference.plugin.engine.in_place import load_in_place, loads_in_place
 
 
 @dataclass
@@ -69,6 +71,9 @@ class DirectoryWeightTransferEngine(WeightTransferEngine[DirectoryInitInfo, Dire
         if self._expected is None:
             self._expected = read_manifest(Path(self.model_config.model))
         require_same_model(self._expected, read_manifest(directory), tied)
+        if loads_in_place(self.model):
+            load_in_place(self.model, read_tensors(directory))
+            return
         with _quiet_about_layers_without_weights(self.model):
             initialize_layerwise_reload(self.model)
             self.model.load_weights(read_tensors(directory))

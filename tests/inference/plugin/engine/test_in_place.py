@@ -1,0 +1,120 @@
+"""Weights that are loaded in place are, bit for bit, those of vLLM's layerwise reload; other models are left to that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytestmark = pytest.mark.slow  # vLLM takes seconds to import
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _vllm_of_one_rank() -> Iterator[None]:
+    """Imports vLLM as its server does, without functions that torch compiles; its layers find that they are not divided."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHDYNAMO_DISABLE", "1")
+        from vllm.distributed import parallel_state
+
+        import counterpoint.inference.plugin.engine.in_place  # noqa: F401
+
+        patch.setattr(parallel_state, "_TP", SimpleNamespace(rank_in_group=0, world_size=1))
+        yield
+
+
+class Small(nn.Module):
+    """A norm, a linear layer with a bias and one without, loaded and packed for the kernel of this machine as at a start."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        from vllm.model_executor.layers.linear import ReplicatedLinear
+        from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
+
+        super().__init__()
+        self.norm = nn.LayerNorm(32, dtype=dtype)
+        self.up = ReplicatedLinear(32, 64, params_dtype=dtype, disable_tp=True)
+        self.down = ReplicatedLinear(64, 32, bias=False, params_dtype=dtype, disable_tp=True)
+        record_metadata_for_reloading(self)
+        self.load_weights(checkpoint(0, dtype))
+        for layer in (self.up, self.down):
+            layer.quant_method.process_weights_after_loading(layer)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        from vllm.model_executor.model_loader.weight_utils import default_weight_loader
+
+        own = dict(self.named_parameters())
+        for name, tensor in weights:
+            getattr(own[name], "weight_loader", default_weight_loader)(own[name], tensor)
+
+    @torch.inference_mode()
+    def computes(self) -> list[Tensor]:
+        """What the layers hold, read through their kernels."""
+        through = [
+            layer.cpu_linear(torch.eye(inputs).to(layer.weight), layer.weight, None) for layer, inputs in self._linear()
+        ]
+        return [*through, self.up.bias.clone(), self.norm.weight.clone(), self.norm.bias.clone()]
+
+    def _linear(self) -> list[tuple[Any, int]]:
+        return [(self.up, 32), (self.down, 64)]
+
+
+def checkpoint(seed: int, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the model, in an order that is not that of its layers."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {
+        "up.bias": (64,),
+        "norm.bias": (32,),
+        "down.weight": (32, 64),
+        "norm.weight": (32,),
+        "up.weight": (64, 32),
+    }
+    for name, shape in shapes.items():
+        yield name, torch.randn(shape, generator=generator).to(dtype)
+
+
+def reload_by_layers(model: Small, weights: Iterable[tuple[str, Tensor]]) -> None:
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+    initialize_layerwise_reload(model)
+    model.load_weights(weights)
+    finalize_layerwise_reload(model, None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_is_computed_with_is_what_the_layerwise_reload_gives(dtype: torch.dtype) -> None:
+    from counterpoint.inference.plugin.engine.in_place import load_in_place, loads_in_place
+
+    ours, theirs = Small(dtype), Small(dtype)
+    before = ours.computes()
+    for seed in (1, 2):
+        load_in_place(ours, checkpoint(seed, dtype))
+        reload_by_layers(theirs, checkpoint(seed, dtype))
+        assert [*map(torch.equal, ours.computes(), theirs.computes())] == [True] * 5
+        assert [*map(torch.equal, ours.computes(), before)] == [False] * 5
+    assert not ours.up.weight.numel(), "the matrix is held by the kernel alone"
+    assert loads_in_place(ours)
+
+
+def test_a_model_with_a_layer_that_computes_with_other_numbers_is_left_to_the_reload() -> None:
+    from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+
+    from counterpoint.inference.plugin.engine.in_place import loads_in_place
+
+    class Derived(UnquantizedLinearMethod):
+        pass
+
+    model = Small(torch.float32)
+    assert loads_in_place(model)
+    model.down.quant_method = Derived()
+    assert not loads_in_place(model)
+
+    reshaped = Small(torch.float32)
+    reshaped.norm.weight = nn.Parameter(torch.zeros(2, 16), requires_grad=False)
+    assert not loads_in_place(reshaped)
+
+    without = Small(torch.float32)
+    del without.norm.weight
+    assert not loads_in_place(without)
