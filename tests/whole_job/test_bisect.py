@@ -1,7 +1,10 @@
-"""One rollout of a run spoils its policy: `counterpoint bisect` finds it, in a live job with a real server and a real trainer."""
+"""One rollout of a run spoils its policy: `counterpoint bisect` finds it in a live job, though it is killed while it plays."""
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import orjson
@@ -9,6 +12,7 @@ import pytest
 import tomli_w
 
 from counterpoint.cli.main import main
+from counterpoint.job.directory import orchestrator_of
 from counterpoint.orchestrator.step.advantages import AdvantageInputs, AdvantageOutputs
 from counterpoint.run.branches import origin_of
 from counterpoint.transport.files.json_lines import read_lines
@@ -51,7 +55,9 @@ def settings(output_dir: Path) -> dict[str, object]:
     }  # fmt: skip
 
 
-def test_one_spoiled_rollout_is_found(tmp_path: Path, tiny_dense: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_spoiled_rollout_is_found_though_the_command_is_killed(
+    tmp_path: Path, tiny_dense: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file, output = tmp_path / "job.toml", tmp_path / "out"
     file.write_text(tomli_w.dumps(settings(output)))
     job = RunningJob(file, output)
@@ -68,6 +74,12 @@ def test_one_spoiled_rollout_is_found(tmp_path: Path, tiny_dense: Path, capsys: 
         assert main(about) == 0
         assert "16 rollouts" in capsys.readouterr().out
         assert not (output / "run_old-bisect-1").exists(), "without --start it only says what it takes"
+        program = [sys.executable, "-m", "counterpoint.cli.main", *about, "--start"]
+        with open(tmp_path / "killed.txt", "wb") as printed:
+            first = subprocess.Popen(program, stdout=printed, stderr=subprocess.STDOUT)
+        job.wait_for("a branch that plays", lambda: orchestrator_of(output, "old-bisect-2") is not None)
+        first.send_signal(signal.SIGKILL)
+        assert first.wait() == -signal.SIGKILL, (tmp_path / "killed.txt").read_text()
         assert main([*about, "--start"]) == 0, job.output()
         said = capsys.readouterr().out
         spoiled = [
@@ -79,6 +91,10 @@ def test_one_spoiled_rollout_is_found(tmp_path: Path, tiny_dense: Path, capsys: 
         assert f"rollout {sorted(spoiled)[0]} made reward/mean go bad" in said
         branches = sorted(output.glob("run_old-bisect-*"))
         assert 4 <= len(branches) <= 5, said
+        played = [line for line in said.splitlines() if line.startswith("run old-bisect-")]
+        assert len(played) == len(branches), (
+            "each branch counts once, also the one that was killed and the one before it"
+        )
         for each in branches:
             origin = origin_of(each)
             assert origin is not None

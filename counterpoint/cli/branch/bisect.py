@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 
 from counterpoint.cli.arguments.job import add_job, job_of
+from counterpoint.cli.branch.branch import step_of
 from counterpoint.job.branch import bisect
 from counterpoint.transport.printable import printable
 from counterpoint.transport.process.stop_requests import interrupted_in_order
@@ -15,13 +15,6 @@ def main(arguments: list[str]) -> int:
     """Runs the command. Raises `UserError`."""
     given = _parser().parse_args(arguments)
     job = job_of(given)
-    for name in bisect.left_alive(job, given.run):
-        print(
-            printable(
-                f"run {name} of an earlier bisection is alive and has a slot of the trainer; unless that one still goes on: "
-                f"counterpoint stop {name} --job {shlex.quote(str(job))} --evict bisected"
-            )
-        )
     plan = bisect.plan(job, given.run, given.metric, given.good, given.bad, given.steps)
     print(printable(str(plan)), flush=True)
     if not given.start:
@@ -41,23 +34,18 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="counterpoint bisect",
         description="Finds the rollout that made a metric go bad. Says which steps may have done it and how many branches that "
-        f"takes, at most {bisect.MOST_BRANCHES}; with --start it begins them, one after the other, in the live job. Exit code 0: "
-        "found, or only planned; 1: not one rollout alone; 2: a wrong call; 3: the steps were not kept.",
+        f"takes, at most {bisect.MOST_BRANCHES}; with --start it plays them, one after the other, in the live job. The same call "
+        "again goes on with a bisection that was interrupted. Exit code 0: found, or only planned; 1: not one rollout alone; 2: "
+        "a wrong call, or a branch that could not go on; 3: the steps were not kept.",
         allow_abbrev=False,
     )
     parser.add_argument("run", metavar="RUN", help="the run")
     parser.add_argument("--metric", default="reward/mean", help="of its metrics.jsonl (default: %(default)s)")
-    parser.add_argument("--good", type=_number, required=True, metavar="STEP", help="a step at which it was good")
-    parser.add_argument("--bad", type=_number, required=True, metavar="STEP", help="a later step at which it was bad")
+    parser.add_argument("--good", type=step_of, required=True, metavar="STEP", help="a step at which it was good")
+    parser.add_argument("--bad", type=step_of, required=True, metavar="STEP", help="a later step at which it was bad")
     parser.add_argument(
-        "--steps", type=_number, default=1, metavar="N", help="steps that each branch plays (default: 1)"
+        "--steps", type=step_of, default=1, metavar="N", help="steps that each branch plays (default: 1)"
     )
     parser.add_argument("--start", action="store_true", help="begin the branches")
     add_job(parser)
     return parser
-
-
-def _number(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number, 1 or more")
-    return int(text)

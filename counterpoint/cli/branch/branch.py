@@ -82,9 +82,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def step_of(text: str) -> int:
-    """Returns the number of a step. Raises `ArgumentTypeError`."""
+    """Returns the number of a step, or of steps. Raises `ArgumentTypeError`."""
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected the number of a step, 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number, 1 or more")
     return int(text)
 
 

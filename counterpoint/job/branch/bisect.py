@@ -1,31 +1,30 @@
 """Finds the rollout that made a metric go bad: by the recorded metric its steps, then by branches that leave rollouts out.
 
 A branch trains the steps again without some of the rollouts, joins the live job, plays a few steps with the weights that came of
-it, and is evicted. `counterpoint/job/branch/bisection.py` decides what each leaves out.
+it, and is evicted. `counterpoint/job/branch/bisection.py` decides what each leaves out. The branches are the record: what one has
+shown, its directory says, with what it leaves out, so that the same bisection goes on after a kill.
 """
 
 from __future__ import annotations
 
-import re
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
 from math import inf
 from pathlib import Path
 from statistics import fmean, median
 
-from counterpoint.job.admin.ask import run_directory
-from counterpoint.job.admin.join import Joined
-from counterpoint.job.admin.stop import Eviction, evict_run
+from counterpoint.job.admin.ask import NotAnswered, run_directory
 from counterpoint.job.branch.batches import read_batch
-from counterpoint.job.branch.begin import branch, start
+from counterpoint.job.branch.begin import branch
 from counterpoint.job.branch.bisection import Bisection, Fall, Narrowed, branches_for, fall_of
 from counterpoint.job.branch.configuration import given_config
 from counterpoint.job.branch.kept import StepNotKept, kept_of
-from counterpoint.job.directory import is_running, living_runs, orchestrator_of
+from counterpoint.job.branch.played import PlayedBranch, made_config, play, require_running
 from counterpoint.job.reading.metrics.metrics_lines import Follower, Line
+from counterpoint.run.branches import origin_of
+from counterpoint.run.config import RunConfig
+from counterpoint.trainer.runs.control_files import evict, eviction
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.untrusted import UntrustedFileError
 from counterpoint.transport.records import Batch
@@ -34,9 +33,7 @@ MOST_BRANCHES = 10
 """Most branches of a bisection."""
 
 PATIENCE_SECONDS = 600.0
-"""How long a branch may take, besides ten times what a step of the run usually took, for each of its steps."""
-
-_POLL_SECONDS = 1.0
+"""How long a branch may show nothing, besides ten times what a step of the run usually took, for each of its steps."""
 
 _AGE = "staleness/max"
 
@@ -61,7 +58,7 @@ class BisectPlan:
     steps: int
     """How many steps of its own each branch plays."""
     patience: float
-    """The longest that a branch may take, in seconds."""
+    """The longest that a branch may show nothing, in seconds."""
 
     @property
     def branches(self) -> int:
@@ -82,7 +79,7 @@ class BisectPlan:
 
 def plan(job: Path, run_id: str, metric: str, good: int, bad: int, steps: int) -> BisectPlan:
     """Returns the plan of a bisection. Raises `NotThere`, `StepNotKept` and `UserError`."""
-    lines = {line["step"]: line for line in _lines(run_directory(job, run_id))}
+    lines = {line["step"]: line for line in _lines(Follower(run_directory(job, run_id) / "metrics.jsonl"))}
     values = {step: line[metric] for step, line in lines.items() if metric in line}
     fall = fall_of(metric, values, good, bad)
     last, last_good = fall.step - 1, max(step for step in values if step < fall.step)
@@ -115,80 +112,83 @@ def _spread(batches: Iterable[Batch]) -> list[str]:
 
 
 def carry_out(plan: BisectPlan, say: Callable[[str], None]) -> Narrowed:
-    """Begins the branches one after the other, and returns what they have shown; `say` is told of each.
+    """Plays the branches one after the other, and returns what they have shown; `say` is told of each.
 
-    Raises `UserError` if the job does not run, or a branch ends too early or takes too long, and as `branch` and `start`. An
-    exception of a signal's handler ends it, too, and evicts the branch.
+    What a branch of an earlier bisection has shown counts, and one that was interrupted goes on. Call it from the main thread.
+
+    Raises `UserError` if the job does not run, or a branch cannot go on or takes too long, and as `branch`. An exception of a
+    signal's handler ends it, and the branch that plays.
     """
-    if not is_running(plan.job):
-        raise UserError(
-            f"the job in {plan.job} does not run, and branches play in a live one: start it with --resume, and with --stay true "
-            "if its own runs are done"
-        )
+    require_running(plan.job)
     bisection = Bisection(plan.suspects, MOST_BRANCHES)
     while not isinstance(asked := bisection.next(), Narrowed):
-        name = next(each for each in _names(plan) if not (plan.job / f"run_{each}").exists())
-        config = branch(plan.job, plan.run_id, plan.step, name, {}, asked.rollouts)
-        with _evicted(plan, name):
-            value = _measured(plan, start(plan.job, config))
+        config = _made(plan, asked.rollouts)
+        try:
+            value = _measured(plan, config)
+        except NotAnswered as error:
+            raise UserError(str(error)) from None
         is_good = plan.fall.is_good(value)
         bisection.measured(is_good)
         left_out = f"{len(asked.rollouts)} rollouts" if len(asked.rollouts) > 1 else f"rollout {asked.rollouts[0]}"
-        say(f"run {name}, without {left_out}: {plan.metric} is {value:.4g}, {'good' if is_good else 'bad'}")
+        say(f"run {config.run_id}, without {left_out}: {plan.metric} is {value:.4g}, {'good' if is_good else 'bad'}")
     return asked
 
 
-def left_alive(job: Path, run_id: str) -> list[str]:
-    """Returns the branches of earlier bisections of a run that are alive, as those of one that was killed are."""
-    return [each for each in living_runs(job) if re.fullmatch(re.escape(_beginning(run_id)) + r"\d+", each)]
+def _made(plan: BisectPlan, without: Sequence[str]) -> RunConfig:
+    """Returns the branch without these rollouts: one of an earlier bisection that has played or may go on, or a new one."""
+    for name in (f"{plan.run_id[:50]}-bisect-{number}" for number in count(1)):
+        run_dir = plan.job / f"run_{name}"
+        if not run_dir.exists():
+            return branch(plan.job, plan.run_id, plan.step, name, {}, without)
+        origin = origin_of(run_dir)
+        if origin is None or (origin.run, origin.step, origin.changes) != (plan.run_id, plan.step, {}):
+            continue
+        if origin.without == [*without] and (not eviction(plan.job, name) or _Values(plan, name).are_known):
+            return made_config(run_dir)
+    raise AssertionError("numbers do not end")
 
 
-def _names(plan: BisectPlan) -> Iterator[str]:
-    return (f"{_beginning(plan.run_id)}{number}" for number in count(1))
+def _measured(plan: BisectPlan, config: RunConfig) -> float:
+    """Returns the mean of the metric over a branch's steps. Plays those that it has not played, and then evicts it."""
+    values = _Values(plan, config.run_id)
+    playing = PlayedBranch(config, values.has_moved, lambda: values.are_known, plan.patience)
+    play(plan.job, [playing], lambda: values.are_known or playing.has_ended)
+    if not values.are_known:
+        raise UserError(
+            f"run {config.run_id} has made all its steps, and of {plan.steps} that count {len(values.known)} have "
+            f"{plan.metric}; see `counterpoint logs {config.run_id}`"
+        )
+    evict(plan.job, config.run_id, f"a branch of `counterpoint bisect {plan.run_id}`, which has ended")
+    return fmean(values.known[: plan.steps])
 
 
-def _beginning(run_id: str) -> str:
-    """Returns what the names of a run's branches begin with; a number follows."""
-    return f"{run_id[:50]}-bisect-"
+class _Values:
+    """The values of the metric in steps that a branch has played with weights that it has trained."""
 
+    def __init__(self, plan: BisectPlan, name: str) -> None:
+        """Reads what is there."""
+        self._plan, self._follower = plan, Follower(plan.job / f"run_{name}" / "metrics.jsonl")
+        self.known: list[float] = []
+        self.has_moved()
 
-@contextmanager
-def _evicted(plan: BisectPlan, name: str) -> Iterator[None]:
-    """Evicts a branch at the end of the block, also while it starts, so that the next one finds a slot."""
-    (plan.job / f"run_{name}" / "control").mkdir(exist_ok=True)  # its orchestrator has not begun, and may not
-    try:
-        yield
-    finally:
-        evict_run(plan.job, name, Eviction(reason=f"a branch of `counterpoint bisect {plan.run_id}`, which has ended"))
+    @property
+    def are_known(self) -> bool:
+        """Whether there are as many as steps were asked."""
+        return len(self.known) >= self._plan.steps
 
-
-def _measured(plan: BisectPlan, joined: Joined) -> float:
-    """Waits until a branch has played its steps with weights that it has trained, and returns the mean of the metric."""
-    deadline = time.monotonic() + plan.patience
-    while True:
-        lines = [line for line in _lines(plan.job / f"run_{joined.run_id}") if line["step"] > plan.step]
-        own = [
+    def has_moved(self) -> bool:
+        """Reads on, and returns whether there are more."""
+        plan, before = self._plan, len(self.known)
+        self.known += [
             line[plan.metric]
-            for line in lines
-            if plan.metric in line and line["step"] - line.get(_AGE, inf) >= plan.step
+            for line in _lines(self._follower, self.known.clear)
+            if plan.metric in line and line["step"] > plan.step and line["step"] - line.get(_AGE, inf) >= plan.step
         ]
-        if len(own) >= plan.steps:
-            return fmean(own[: plan.steps])
-        if orchestrator_of(plan.job, joined.run_id) is None:
-            raise UserError(f"run {joined.run_id} has ended before its metric was known; see {joined.log}")
-        if time.monotonic() > deadline:
-            raise UserError(
-                f"run {joined.run_id} has played {len(own)} of {plan.steps} steps within {plan.patience:.0f} s; see "
-                f"{joined.log}, and whether the trainer has a slot for it (trainer.max_runs)"
-            )
-        time.sleep(_POLL_SECONDS)
+        return len(self.known) > before
 
 
-def _lines(run_dir: Path) -> Iterator[Line]:
-    file = run_dir / "metrics.jsonl"
+def _lines(follower: Follower, restart: Callable[[], None] = lambda: None) -> Iterator[Line]:
     try:
-        yield from Follower(file).new_lines(lambda: None)
-    except FileNotFoundError:
-        return
+        yield from follower.new_lines(restart)
     except UntrustedFileError as error:
-        raise UserError(f"{file} cannot be read: {error}") from None
+        raise UserError(f"{follower.path} cannot be read: {error}") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from dataclasses import replace
@@ -11,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from counterpoint.cli.main import main
-from counterpoint.job.admin.ask import NotThere
-from counterpoint.job.branch import bisect
+from counterpoint.job.admin import orchestrator_process
+from counterpoint.job.branch import bisect, played
 from counterpoint.job.branch.configuration import branched_config
 from counterpoint.job.branch.kept import StepNotKept
-from counterpoint.job.directory import lock_file_of
+from counterpoint.job.branch.played import PlayedBranch
+from counterpoint.run.branches import BRANCH_FILE
 from counterpoint.run.config import RunConfig
 from counterpoint.trainer.runs.control_files import eviction
 from counterpoint.transport.errors import UserError
-from counterpoint.transport.files.lock import take_lock
 from tests.job.branch.test_begin import FROM, record_batches, with_trained, write_commits, write_original
 from tests.support.jobs import shipped_line, write_lines
 
@@ -68,7 +67,7 @@ def test_the_branches_of_a_run_with_a_long_id_have_names(fallen: RunConfig, monk
     def refuse(job: Path, run_id: str, step: int, name: str, *more: object) -> None:
         raise UserError(branched_config(job, "old", step, name, {}).run_id)
 
-    monkeypatch.setattr(bisect, "is_running", lambda job: True)
+    monkeypatch.setattr(played, "is_running", lambda job: True)
     monkeypatch.setattr(bisect, "branch", refuse)
     with pytest.raises(UserError, match=r"^r{50}-bisect-1$"):
         bisect.carry_out(plan, print)
@@ -82,53 +81,97 @@ def test_steps_that_were_not_kept_are_named(fallen: RunConfig, capsys: pytest.Ca
     capsys.readouterr()
 
 
-def test_a_job_that_does_not_run_and_a_branch_that_cannot_join_say_so(
-    fallen: RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = bisect.plan(fallen.output_dir, "old", "reward/mean", 1, 5, 1)
-    with pytest.raises(UserError, match="does not run"):
-        bisect.carry_out(plan, print)
-    monkeypatch.setattr(bisect, "is_running", lambda job: True)
-    with pytest.raises(NotThere, match="holds no job"):
-        bisect.carry_out(plan, print)
+def test_a_job_that_does_not_run_is_said_before_a_branch_is_made(fallen: RunConfig) -> None:
+    with pytest.raises(UserError, match="has ended; start it with --resume"):
+        bisect.carry_out(bisect.plan(fallen.output_dir, "old", "reward/mean", 1, 5, 1), print)
+    assert not list(fallen.output_dir.glob("run_old-*"))
 
 
+PLAYING = """
+import json, sys, time, tomllib
+from pathlib import Path
+
+run = tomllib.loads(Path(sys.argv[1]).read_text())
+directory = Path(run["output_dir"]) / ("run_" + run["run_id"])
+(directory / "control").mkdir(exist_ok=True)
+if (directory / "waits").exists():
+    time.sleep(1000)
+origin = json.loads((directory / "branch.json").read_bytes())
+line = {"step": origin["step"] + 1, "time": 1.0, "staleness/max": 1}
+line["reward/mean"] = 0.8 if "4-3" in origin["without"] else 0.1
+with (directory / "metrics.jsonl").open("a") as file:
+    print(json.dumps(line), file=file)
+time.sleep(1000)
+"""
+"""An orchestrator that plays a step, without rollout 4-3 a good one; in a directory with a file `waits`, nothing."""
+
+
+@pytest.fixture
+def live(fallen: RunConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> RunConfig:
+    """The job of the fallen run, which seems to run; its branches' orchestrators are `PLAYING`."""
+    program = tmp_path / "orchestrator.py"
+    program.write_text(PLAYING)
+    monkeypatch.setattr(orchestrator_process, "PROGRAM", (sys.executable, str(program)))
+    monkeypatch.setattr(played, "is_running", lambda job: True)
+    return fallen
+
+
+@pytest.mark.slow
+def test_the_same_bisection_goes_on_with_what_was_played(live: RunConfig) -> None:
+    """Ended after its first branch, it plays the others alone; asked once more, none. Another run's branches do not count."""
+    job, said = live.output_dir, list[str]()
+    plan = bisect.plan(job, "old", "reward/mean", 1, 5, 1)
+
+    class Ended(Exception):
+        pass
+
+    def end(words: str) -> None:
+        raise Ended(words)
+
+    with pytest.raises(Ended, match="run old-bisect-1, without 4 rollouts"):
+        bisect.carry_out(plan, end)
+    found = bisect.carry_out(plan, said.append)
+    assert found.rollouts == ("4-3",)
+    assert [words.split(",")[0] for words in said] == [f"run old-bisect-{number}" for number in range(1, 5)]
+    names = sorted(each.name for each in job.glob("run_old-bisect-*"))
+    assert len(names) == 4
+    assert all(eviction(job, name.removeprefix("run_")) for name in names)
+    assert bisect.carry_out(plan, lambda words: None) == found
+    assert sorted(each.name for each in job.glob("run_old-bisect-*")) == names
+    origin = job / "run_old-bisect-1" / BRANCH_FILE
+    origin.write_text(origin.read_text().replace('"run":"old"', '"run":"older"'))
+    said.clear()
+    assert bisect.carry_out(plan, said.append) == found
+    assert said[0].startswith("run old-bisect-5, without 4 rollouts")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("moment", ["start", "_measured"])
-def test_a_bisection_that_is_ended_evicts_its_branch(
-    fallen: RunConfig, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, moment: str
+def test_a_bisection_that_is_ended_ends_its_branch_which_goes_on_later(
+    live: RunConfig, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    def ended(*_: object) -> None:
-        signal.raise_signal(number)
-        signal.raise_signal(number)  # as `timeout` and a terminal that closes send it
+    job, looks = live.output_dir, list[PlayedBranch]()
 
-    monkeypatch.setattr(bisect, "is_running", lambda job: True)
-    monkeypatch.setattr(bisect, "start", lambda *_: None)
-    monkeypatch.setattr(bisect, moment, ended)
+    def look(branch: PlayedBranch) -> None:
+        if not looks:
+            (branch.config.run_dir / "waits").touch()
+        looks.append(branch)
+        original(branch)
+        if len(looks) == 2:
+            signal.raise_signal(number)
+            signal.raise_signal(number)  # as `timeout` and a terminal that closes send it
+
+    original = PlayedBranch.look
+    monkeypatch.setattr(PlayedBranch, "look", look)
     before = signal.getsignal(number)
+    asked = ["bisect", "old", "--good", "1", "--bad", "5", "--start", "--job", str(job)]
     with pytest.raises(SystemExit) as ended_with:
-        sys.exit(main(["bisect", "old", "--good", "1", "--bad", "5", "--start", "--job", str(fallen.output_dir)]))
+        sys.exit(main(asked))
     assert ended_with.value.code == 128 + number
-    assert eviction(fallen.output_dir, "old-bisect-1")
-    assert not (fallen.output_dir / "run_old-bisect-2").exists()
+    assert not looks[-1].is_alive()
     assert signal.getsignal(number) is before
-
-
-def test_branches_that_an_earlier_bisection_left_alive_are_named(
-    fallen: RunConfig, capsys: pytest.CaptureFixture[str]
-) -> None:
-    job = fallen.output_dir
-    locks = []
-    for name in ("old-bisect-2", "old-bisect-2-bisect-1", "older-bisect-1"):
-        (job / f"run_{name}" / "control").mkdir(parents=True)
-        locks.append(take_lock(lock_file_of(job, name), "taken"))
-    try:
-        assert main(["bisect", "old", "--good", "1", "--bad", "5", "--job", str(job)]) == 0
-    finally:
-        for lock in locks:
-            os.close(lock)
-    said = capsys.readouterr().out
-    (command,) = (line.partition("counterpoint ")[2] for line in said.splitlines() if "is alive" in line)
-    assert command == f"stop old-bisect-2 --job {job} --evict bisected"
-    assert main(command.split()) == 0, "it has ended by now"
-    assert eviction(job, "old-bisect-2") == "bisected"
+    assert [each.name for each in job.glob("run_old-bisect-*")] == ["run_old-bisect-1"]
+    assert not eviction(job, "old-bisect-1"), "it may go on"
+    (job / "run_old-bisect-1" / "waits").unlink()
+    assert main(asked) == 0
+    assert len([*job.glob("run_old-bisect-*")]) == 4

@@ -13,9 +13,10 @@ import pytest
 
 from counterpoint.job.admin import orchestrator_process
 from counterpoint.job.admin.ask import NotAnswered, Refused
+from counterpoint.job.branch import played
 from counterpoint.job.branch.kept import StepNotKept
-from counterpoint.job.trial import conduct as conducting
-from counterpoint.job.trial.conduct import MOST_DEATHS, conduct
+from counterpoint.job.branch.played import MOST_DEATHS
+from counterpoint.job.trial.conduct import conduct
 from counterpoint.job.trial.decisions import SIDES, HeldOut, TrialVerdict
 from counterpoint.job.trial.record import TrialAsked, TrialRecord
 from counterpoint.run.branches import origin_of
@@ -71,7 +72,7 @@ def trial(run: RunConfig) -> Trial:
 @pytest.mark.slow
 def test_in_a_job_that_has_ended_it_stays_to_go_on_with(trial: Trial) -> None:
     for _ in range(2):
-        with pytest.raises(UserError, match="has ended; start it with --resume, and ask for the same trial again"):
+        with pytest.raises(UserError, match=r"has ended; start it with --resume.*give the same command again to go on"):
             trial.conduct()
         assert (trial.record.asked, trial.record.verdict) == (trial.asked, None)
     for side in SIDES:
@@ -110,7 +111,7 @@ def test_a_branch_that_cannot_go_on_is_an_error_and_no_verdict(
     program = tmp_path / "orchestrator.py"
     program.write_text(f"print('counterpoint: error: the disk is full')\nraise SystemExit({code})\n")
     monkeypatch.setattr(orchestrator_process, "PROGRAM", (sys.executable, str(program)))
-    monkeypatch.setattr(conducting, "is_running", lambda job: True)
+    monkeypatch.setattr(played, "is_running", lambda job: True)
     with pytest.raises(
         NotAnswered, match=rf"cannot go on: its orchestrator ended with exit code {code}.*the disk is full"
     ):
@@ -127,7 +128,7 @@ def test_each_branch_ends_with_its_half_of_the_tokens_also_when_no_evaluation_su
     program = tmp_path / "orchestrator.py"
     program.write_text(SPENDING)
     monkeypatch.setattr(orchestrator_process, "PROGRAM", (sys.executable, str(program)))
-    monkeypatch.setattr(conducting, "is_running", lambda job: True)
+    monkeypatch.setattr(played, "is_running", lambda job: True)
     found = trial.conduct()
     assert (found.verdict, found.reason, found.passes) == ("undecided", "the 1,000 tokens are used", 0)
     made = [
