@@ -1,7 +1,7 @@
 """Finds the rollout that made a metric go bad: by the recorded metric its steps, then by branches that leave rollouts out.
 
 A branch trains the steps again without some of the rollouts, joins the live job, plays a few steps with the weights that came of
-it, and is evicted. `counterpoint/job/branch/bisection.py` decides what each leaves out. The branches are the record: what one has
+it, and ends. `counterpoint/job/branch/bisection.py` decides what each leaves out. The branches are the record: what one has
 shown, its directory says, with what it leaves out, so that the same bisection goes on after a kill.
 """
 
@@ -24,7 +24,7 @@ from counterpoint.job.branch.played import PlayedBranch, made_config, play, requ
 from counterpoint.job.reading.metrics.metrics_lines import Follower, Line
 from counterpoint.run.branches import origin_of
 from counterpoint.run.config import RunConfig
-from counterpoint.trainer.runs.control_files import evict, eviction
+from counterpoint.trainer.runs.control_files import eviction
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.untrusted import UntrustedFileError
 from counterpoint.transport.records import Batch
@@ -135,56 +135,43 @@ def carry_out(plan: BisectPlan, say: Callable[[str], None]) -> Narrowed:
 
 
 def _made(plan: BisectPlan, without: Sequence[str]) -> RunConfig:
-    """Returns the branch without these rollouts: one of an earlier bisection that has played or may go on, or a new one."""
+    """Returns the branch without these rollouts: the one of an earlier bisection, or a new one."""
     for name in (f"{plan.run_id[:50]}-bisect-{number}" for number in count(1)):
-        run_dir = plan.job / f"run_{name}"
-        if not run_dir.exists():
-            return branch(plan.job, plan.run_id, plan.step, name, {}, without)
-        origin = origin_of(run_dir)
-        if origin is None or (origin.run, origin.step, origin.changes) != (plan.run_id, plan.step, {}):
-            continue
-        if origin.without == [*without] and (not eviction(plan.job, name) or _Values(plan, name).are_known):
-            return made_config(run_dir)
-    raise AssertionError("numbers do not end")
+        if not (plan.job / f"run_{name}").exists():
+            break
+        origin = origin_of(plan.job / f"run_{name}")
+        its = origin and (origin.run, origin.step, origin.changes, origin.without)
+        if its == (plan.run_id, plan.step, {}, [*without]) and not eviction(plan.job, name):
+            return made_config(plan.job / f"run_{name}")
+    return branch(plan.job, plan.run_id, plan.step, name, {}, without)
 
 
 def _measured(plan: BisectPlan, config: RunConfig) -> float:
-    """Returns the mean of the metric over a branch's steps. Plays those that it has not played, and then evicts it."""
-    values = _Values(plan, config.run_id)
-    playing = PlayedBranch(config, values.has_moved, lambda: values.are_known, plan.patience)
-    play(plan.job, [playing], lambda: values.are_known or playing.has_ended)
-    if not values.are_known:
-        raise UserError(
-            f"run {config.run_id} has made all its steps, and of {plan.steps} that count {len(values.known)} have "
-            f"{plan.metric}; see `counterpoint logs {config.run_id}`"
-        )
-    evict(plan.job, config.run_id, f"a branch of `counterpoint bisect {plan.run_id}`, which has ended")
-    return fmean(values.known[: plan.steps])
+    """Returns the mean of the metric over a branch's steps, and plays those that it has not played."""
+    follower, values = Follower(config.run_dir / "metrics.jsonl"), list[float]()
 
-
-class _Values:
-    """The values of the metric in steps that a branch has played with weights that it has trained."""
-
-    def __init__(self, plan: BisectPlan, name: str) -> None:
-        """Reads what is there."""
-        self._plan, self._follower = plan, Follower(plan.job / f"run_{name}" / "metrics.jsonl")
-        self.known: list[float] = []
-        self.has_moved()
-
-    @property
-    def are_known(self) -> bool:
-        """Whether there are as many as steps were asked."""
-        return len(self.known) >= self._plan.steps
-
-    def has_moved(self) -> bool:
-        """Reads on, and returns whether there are more."""
-        plan, before = self._plan, len(self.known)
-        self.known += [
+    def has_moved() -> bool:
+        before = len(values)
+        # Of steps that it has played with weights that it has trained.
+        values.extend(
             line[plan.metric]
-            for line in _lines(self._follower, self.known.clear)
+            for line in _lines(follower, values.clear)
             if plan.metric in line and line["step"] > plan.step and line["step"] - line.get(_AGE, inf) >= plan.step
-        ]
-        return len(self.known) > before
+        )
+        return len(values) > before
+
+    def is_known() -> bool:
+        return len(values) >= plan.steps
+
+    has_moved()
+    playing = PlayedBranch(config, has_moved, is_known, plan.patience)
+    play(plan.job, [playing], lambda: is_known() or playing.has_ended)
+    if not is_known():
+        raise UserError(
+            f"run {config.run_id} has made all its steps, and of {plan.steps} that count {len(values)} have {plan.metric}; see "
+            f"`counterpoint logs {config.run_id}`"
+        )
+    return fmean(values[: plan.steps])
 
 
 def _lines(follower: Follower, restart: Callable[[], None] = lambda: None) -> Iterator[Line]:

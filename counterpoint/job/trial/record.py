@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import TypeVar
 
 import orjson
 from pydantic import Field, TypeAdapter, ValidationError
@@ -29,9 +30,9 @@ FORMAT = 1
 
 _MAX_BYTES = 2**20
 
-_VERDICT = TypeAdapter(TrialVerdict)
-
 _MEASURED = TypeAdapter(HeldOut)
+
+T = TypeVar("T")
 
 
 class TrialAsked(Config, frozen=True):
@@ -71,9 +72,17 @@ class TrialRecord:
     @property
     def asked(self) -> TrialAsked | None:
         """What was asked; None if there is no such trial. Raises `UserError` for a damaged file."""
-        path = self.directory / "asked.json"
+        return self._read("asked.json", TypeAdapter(TrialAsked))
+
+    @property
+    def verdict(self) -> TrialVerdict | None:
+        """The verdict; None before there is one. Raises `UserError` for a damaged file."""
+        return self._read("verdict.json", TypeAdapter(TrialVerdict))
+
+    def _read(self, name: str, kind: TypeAdapter[T]) -> T | None:
+        path = self.directory / name
         try:
-            return TrialAsked.model_validate(read_json(path, _MAX_BYTES))
+            return kind.validate_python(read_json(path, _MAX_BYTES))
         except FileNotFoundError:
             return None
         except (OSError, UntrustedFileError, ValidationError) as error:
@@ -109,17 +118,6 @@ class TrialRecord:
                 yield _MEASURED.validate_python({**line, "rewards": rewards})
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path} cannot be used: {error!r}") from None
-
-    @property
-    def verdict(self) -> TrialVerdict | None:
-        """The verdict; None before there is one. Raises `UserError` for a damaged file."""
-        path = self.directory / "verdict.json"
-        try:
-            return _VERDICT.validate_python(read_json(path, _MAX_BYTES))
-        except FileNotFoundError:
-            return None
-        except (OSError, UntrustedFileError, ValidationError) as error:
-            raise UserError(f"{path} cannot be used: {error}") from None
 
     def conclude(self, verdict: TrialVerdict) -> None:
         """Records the verdict. Raises `OSError`."""
