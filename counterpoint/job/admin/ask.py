@@ -6,8 +6,12 @@ answer.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -145,3 +149,18 @@ def await_lock(path: Path) -> int:
         return take_lock(path, f"another process holds {path}", LOCK_SECONDS)
     except OSError as error:
         raise Obstructed(str(error.strerror)) from None
+
+
+@contextmanager
+def alone(path: Path, taken: str) -> Iterator[None]:
+    """Holds a lock for its block. Raises `Refused`, with the message `taken`, while another process holds it."""
+    try:
+        lock = take_lock(path, taken)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise Refused(error.strerror) from None
+    try:
+        yield
+    finally:
+        os.close(lock)

@@ -7,17 +7,14 @@ it, and `stop`, `evict` and the others reach it like any run. Nobody restarts it
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from counterpoint.job.admin.ask import NotAnswered, Refused, require_job
+from counterpoint.job.admin.ask import NotAnswered, Refused, alone, require_job
 from counterpoint.job.check import SAFE_PATH, check_imports
 from counterpoint.job.configuration.layers import without_configuration
 from counterpoint.job.configuration.load import load
@@ -31,7 +28,6 @@ from counterpoint.trainer.runs.control_files import MAX_CONFIG_BYTES
 from counterpoint.transport.config import Config
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.atomic import write_atomically
-from counterpoint.transport.files.lock import take_lock
 from counterpoint.transport.process.child import Child
 
 GUESTS = "guests"
@@ -80,7 +76,8 @@ def join_run(
         check_imports([config], allowed=allowed_imports(job))
         check_run_files(config)
         check_goes_on(config)
-        with _alone(job, guests, config.run_id):
+        # The run's file is kept from others until its orchestrator has read it.
+        with alone(guests / f"{config.run_id}.lock", f"run {config.run_id} is being joined to {job} already"):
             _check_free(job, config)
             file = guests / f"{config.run_id}.toml"
             given.replace(file)
@@ -98,21 +95,6 @@ def _load(job: Path, given: Path, name: str, resume: bool) -> RunConfig:
             kind, taker = other
             raise UserError(f"{name}: this is a {kind} file, of `counterpoint {taker}`; expected a run's") from None
         raise UserError(str(error).replace(str(given), name)) from None
-
-
-@contextmanager
-def _alone(job: Path, guests: Path, run_id: str) -> Iterator[None]:
-    """Keeps the run's file from others until its orchestrator has read it. Raises `Refused` while another joins the run."""
-    try:
-        lock = take_lock(guests / f"{run_id}.lock", f"run {run_id} is being joined to {job} already")
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        raise Refused(error.strerror) from None
-    try:
-        yield
-    finally:
-        os.close(lock)
 
 
 def _check_free(job: Path, config: RunConfig) -> None:

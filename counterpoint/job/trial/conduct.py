@@ -7,24 +7,21 @@ Whatever is killed, the same trial goes on when it is asked for again: recorded 
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from counterpoint.job.admin.ask import Refused
+from counterpoint.job.admin.ask import alone
 from counterpoint.job.branch import begin
 from counterpoint.job.branch.kept import StepNotKept
 from counterpoint.job.branch.played import PlayedBranch, made_config, play
 from counterpoint.job.trial.ask import changes_of
-from counterpoint.job.trial.decisions import SIDES, HeldOut, Side, TrialDecisions, TrialVerdict
+from counterpoint.job.trial.decisions import SIDES, Side, TrialDecisions, TrialVerdict
 from counterpoint.job.trial.measure import BranchReader
 from counterpoint.job.trial.record import TrialAsked, TrialRecord
 from counterpoint.run.branches import origin_of
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.errors import UserError
-from counterpoint.transport.files.lock import take_lock
 
 STALL_SECONDS = 1800.0
 """How long a branch may make no step and no evaluation before the trial gives up for this time."""
@@ -36,22 +33,13 @@ def conduct(job: Path, record: TrialRecord, asked: TrialAsked, say: Callable[[st
     `say` is told of what happens. Raises `Refused` while another process carries it out, `UserError` if the job has ended or a
     branch cannot be made, and `NotAnswered` if a branch cannot go on, or makes nothing for `STALL_SECONDS`.
     """
-    record.directory.mkdir(parents=True, exist_ok=True)
-    try:
-        lock = take_lock(record.directory / "lock", f"another process carries out {record.name} already")
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        raise Refused(error.strerror) from None
-    try:
+    with alone(record.directory / "lock", f"another process carries out {record.name} already"):
         if (verdict := record.verdict) is not None:
             return verdict
         known = record.asked
         if known is None or not record.is_begun:
             record.begin(known := asked)
         return _Trial(job, record, known, say).run()
-    finally:
-        os.close(lock)
 
 
 class _Trial:
@@ -66,8 +54,11 @@ class _Trial:
         for measured in self._record.measurements():
             newest[measured.side] = measured.step
             self._decisions.measured(measured)
-        readers = {side: self._reader(side, newest[side]) for side in SIDES}
-        branches = {side: self._branch(side, readers[side]) for side in SIDES}
+        asked, record = self._asked, self._record
+        readers = [
+            BranchReader(record.run_dir(side), side, asked.evaluation, asked.step, newest[side]) for side in SIDES
+        ]
+        branches = {reader.side: self._branch(reader) for reader in readers}
 
         def is_decided() -> bool:
             for side, branch in branches.items():
@@ -76,40 +67,35 @@ class _Trial:
             return self._decisions.verdict is not None
 
         play(self._job, [*branches.values()], is_decided)
-        for side, reader in readers.items():
-            self._decisions.spent(side, reader.spent())
+        for reader in readers:
+            self._decisions.spent(reader.side, reader.spent())
         verdict = self._decisions.verdict
         assert verdict is not None
-        self._record.conclude(verdict)
+        record.conclude(verdict)
         return verdict
 
-    def _reader(self, side: Side, newest: int) -> BranchReader:
-        return BranchReader(self._record.run_dir(side), side, self._asked.evaluation, self._asked.step, newest)
-
-    def _branch(self, side: Side, reader: BranchReader) -> PlayedBranch:
-        asked, directory = self._asked, self._record.run_dir(side)
-        if (origin := origin_of(directory)) is None:
-            config = self._begun(side)
-        elif origin.step != asked.step:
-            raise UserError(
-                f"{directory} is a branch of step {origin.step}, and not of step {asked.step}: remove {self._made()}"
-            )
-        else:
-            config = made_config(directory)
+    def _branch(self, reader: BranchReader) -> PlayedBranch:
+        asked, side = self._asked, reader.side
         return PlayedBranch(
-            config,
-            partial(self._has_moved, side, reader),
+            self._config(side),
+            partial(self._has_moved, reader),
             partial(self._decisions.is_to_end, side),
             STALL_SECONDS,
             lambda name: self._say(f"run {name}, {side} the change, from step {asked.step} of run {asked.run}"),
         )
 
-    def _begun(self, side: Side) -> RunConfig:
-        """Begins a branch. Raises `StepNotKept`, and says what to remove if the other branch is bound to that step."""
-        asked, name = self._asked, self._record.branch(side)
+    def _config(self, side: Side) -> RunConfig:
+        """Begins a branch that was not. Raises `StepNotKept`, and says what to remove if the other is bound to that step."""
+        asked, directory = self._asked, self._record.run_dir(side)
+        if (origin := origin_of(directory)) is not None:
+            if origin.step == asked.step:
+                return made_config(directory)
+            raise UserError(
+                f"{directory} is a branch of step {origin.step}, and not of step {asked.step}: remove {self._made()}"
+            )
         changes = changes_of(self._job, self._record, asked, side)
         try:
-            return begin.branch(self._job, asked.run, asked.step, name, changes)
+            return begin.branch(self._job, asked.run, asked.step, self._record.branch(side), changes)
         except StepNotKept as error:
             if not self._record.is_begun:
                 raise
@@ -123,18 +109,15 @@ class _Trial:
         trained = [self._job / "trainer" / self._record.branch(side) for side in SIDES]
         return ", ".join(str(each) for each in (self._record.directory, *runs, *trained) if each.exists())
 
-    def _has_moved(self, side: Side, reader: BranchReader) -> bool:
+    def _has_moved(self, reader: BranchReader) -> bool:
         """Records what a branch has measured, and notes what it has used. Returns whether it has made a step or an evaluation."""
         if not reader.has_moved():
             return False
         for measured in reader.new():
             self._record.add(measured)
-            self._take_in(measured)
-        self._decisions.spent(side, reader.spent())
+            before = self._decisions.interval
+            self._decisions.measured(measured)
+            if (now := self._decisions.interval) is not None and now != before:
+                self._say(f"step {measured.step}: difference {now.estimate:+.4f} [{now.low:+.4f}, {now.high:+.4f}]")
+        self._decisions.spent(reader.side, reader.spent())
         return True
-
-    def _take_in(self, measured: HeldOut) -> None:
-        before = self._decisions.interval
-        self._decisions.measured(measured)
-        if (now := self._decisions.interval) is not None and now != before:
-            self._say(f"step {measured.step}: difference {now.estimate:+.4f} [{now.low:+.4f}, {now.high:+.4f}]")

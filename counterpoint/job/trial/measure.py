@@ -51,7 +51,8 @@ class BranchReader:
 
     def __init__(self, run_dir: Path, side: Side, evaluation: str, first: int, newest: int) -> None:
         """`first` is the step that it comes from, `newest` the last one of which a measurement is recorded."""
-        self._run_dir, self._side, self._evaluation, self._first = run_dir, side, evaluation, first
+        self.side: Side = side
+        self._run_dir, self._evaluation, self._first = run_dir, evaluation, first
         self._newest = newest
         self._trained, self._evaluated = _Lines(run_dir / "metrics.jsonl"), _Lines(run_dir / EVALUATIONS_FILE)
         self._sizes = (-1, -1)
@@ -78,7 +79,7 @@ class BranchReader:
             self._newest = step
             bounds = tuple(line["reward_bounds"]) if line["reward_bounds"] else None
             rewards = self._rewards(step, None if bounds is not None else float(line["success"]))
-            yield HeldOut(self._side, step, self._spent_until(step), rewards, bounds or _OF_SUCCESS)
+            yield HeldOut(self.side, step, self._spent_until(step), rewards, bounds or _OF_SUCCESS)
 
     def _rewards(self, step: int, success: float | None) -> dict[ExampleKey, float | None]:
         found: dict[ExampleKey, list[float | None]] = {}
