@@ -6,11 +6,14 @@ An orchestrator writes one for each step, a driven run one for each item. `count
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import logging
 from pathlib import Path
 from typing import Any
 
 from counterpoint.transport.files.json_lines import lines_from_end
+from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
+
+logger = logging.getLogger(__name__)
 
 RECEIPTS_FILE = "receipts.jsonl"
 
@@ -31,11 +34,18 @@ def head_of(line: bytes) -> str:
     return hashlib.sha256(line.rstrip(b"\n")).hexdigest()
 
 
-def digest_of_probe(probe: Mapping[str, Any]) -> str:
-    """Returns one hash for the digests that a trainer published for weights. Raises `AttributeError` for what is no probe."""
-    lines = sorted(
-        f"{precision} {layer} {value}\n"
-        for precision, layers in probe.get("digests", {}).items()
-        for layer, value in layers.items()
-    )
+def published_weights(directory: Path) -> str | None:
+    """Returns one hash for the digests that a trainer published with weights; None if these are gone, or with a warning."""
+    try:
+        probe = read_json(directory / "probe.json", MOST_PROBE_BYTES)
+        lines = sorted(
+            f"{precision} {layer} {value}\n"
+            for precision, layers in probe.get("digests", {}).items()
+            for layer, value in layers.items()
+        )
+    except (FileNotFoundError, NotADirectoryError):
+        return None  # the trainer has removed them
+    except (UntrustedFileError, AttributeError) as error:
+        logger.warning("no receipt names the weights %s: %s", directory, error)
+        return None
     return hashlib.sha256("".join(lines).encode()).hexdigest()

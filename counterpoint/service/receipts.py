@@ -7,25 +7,14 @@ from it, from the journal.
 from __future__ import annotations
 
 import hashlib
-import logging
 from pathlib import Path
 
 import orjson
 
-from counterpoint.run.receipts import (
-    FORMAT,
-    MOST_PROBE_BYTES,
-    RECEIPTS_FILE,
-    digest_of_probe,
-    head_of,
-    newest_receipt,
-)
+from counterpoint.run.receipts import FORMAT, RECEIPTS_FILE, head_of, newest_receipt, published_weights
 from counterpoint.service.journal import Journal
 from counterpoint.transport.files.json_lines import append_bytes
-from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
 from counterpoint.transport.messages import Answered
-
-logger = logging.getLogger(__name__)
 
 
 class ItemReceipts:
@@ -75,11 +64,5 @@ def _published(answered: Answered) -> dict[str, str]:
     """Returns by its name the digest of the weights that an item has published, or nothing."""
     if answered.fault or not answered.text:
         return {}
-    directory = Path(answered.text)
-    try:
-        return {directory.name: digest_of_probe(read_json(directory / "probe.json", MOST_PROBE_BYTES))}
-    except (FileNotFoundError, NotADirectoryError):
-        return {}  # released since
-    except (UntrustedFileError, AttributeError) as error:
-        logger.warning("no receipt names the weights %s: %s", directory, error)
-        return {}
+    found = published_weights(directory := Path(answered.text))
+    return {} if found is None else {directory.name: found}

@@ -7,7 +7,6 @@ what was not committed, as of `metrics.jsonl`.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping
 from itertools import chain, islice
@@ -17,19 +16,9 @@ from typing import Any
 import orjson
 
 from counterpoint.orchestrator import metrics
-from counterpoint.run.receipts import (
-    FORMAT,
-    MOST_PROBE_BYTES,
-    RECEIPTS_FILE,
-    digest_of_probe,
-    head_of,
-    newest_receipt,
-)
+from counterpoint.run.receipts import FORMAT, RECEIPTS_FILE, head_of, newest_receipt, published_weights
 from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.files.json_lines import append_bytes, read_lines
-from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
-
-logger = logging.getLogger(__name__)
 
 RECEIPT_FILE = "receipt.json"
 """A step's receipt in its checkpoint."""
@@ -62,17 +51,14 @@ class ReceiptChain:
         found: dict[str, str] = {}
         versions = published_steps(self._broadcast)
         for version in versions:
-            path = self._broadcast / f"step_{version}" / "probe.json"
+            directory = self._broadcast / f"step_{version}"
             try:
-                state = os.stat(path)
-                if self._seen.get(version) == (state.st_ino, state.st_mtime_ns):
-                    continue
-                found[str(version)] = digest_of_probe(read_json(path, MOST_PROBE_BYTES))
-                self._seen[version] = state.st_ino, state.st_mtime_ns
+                state = os.stat(directory / "probe.json")
             except FileNotFoundError:
                 continue  # the trainer has removed it
-            except (UntrustedFileError, AttributeError) as error:
-                logger.warning("no receipt names the weights of version %d: %s", version, error)
+            seen = state.st_ino, state.st_mtime_ns
+            if self._seen.get(version) != seen and (digest := published_weights(directory)) is not None:
+                found[str(version)], self._seen[version] = digest, seen
         self._seen = {version: seen for version, seen in self._seen.items() if version in versions}
         return found
 

@@ -1,4 +1,4 @@
-"""What commands share that train or compute a recorded step again: its run, trainer and a place to work."""
+"""What commands share that train or compute a recorded step again: its trainer and a place to work."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pydantic import ValidationError
 
-from counterpoint.cli.arguments.job import job_of
 from counterpoint.job.config import JobConfig
 from counterpoint.job.directory import JOB_FILE, MAX_JOB_BYTES
-from counterpoint.job.reading.rollouts.rollout_records import find_run
 from counterpoint.job.resolve_model import resolve_model
 from counterpoint.job.workers import environment_of
 from counterpoint.job.write_job import ROLES
@@ -23,16 +22,9 @@ from counterpoint.trainer.config import TrainerConfig
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_json, read_toml
 from counterpoint.transport.process.extras import TRAINING, require
+from counterpoint.transport.process.imports import trainer_imports
 
 _MAX_ROLE_BYTES = 2**20
-
-
-def run_of(given: argparse.Namespace) -> tuple[Path, str]:
-    """Returns the job's directory and the run's id, by the directory of either. Raises `UserError`."""
-    job = job_of(given)
-    if job.name.startswith("run_") and (job / "control").is_dir():
-        return job.absolute().parent, job.name.removeprefix("run_")
-    return job, find_run(job, given.run)
 
 
 def trainer_of(job: Path) -> TrainerConfig:
@@ -59,10 +51,20 @@ def trainer_of(job: Path) -> TrainerConfig:
 
 
 @contextmanager
-def workplace(quiet: bool) -> Iterator[Path]:
-    """Makes an empty directory for the block, below TMPDIR. Logs of progress go to standard error unless `quiet`."""
-    logging.basicConfig(level=logging.WARNING if quiet else logging.INFO, format="%(message)s")
+def again(given: argparse.Namespace, job: Path, run_id: str, what: str) -> Iterator[tuple[TrainerConfig, Path]]:
+    """Gives the block the trainer's configuration, and an empty directory below TMPDIR to work in; it may import the trainer.
+
+    Logs of progress go to standard error, unless the result is JSON. Raises `UserError`: that the step cannot be `what` again,
+    where the block raises `ValueError` or `OSError`, or why there is no trainer.
+    """
+    config = trainer_of(job)
+    logging.basicConfig(level=logging.WARNING if given.json else logging.INFO, format="%(message)s")
     for name in ("counterpoint.trainer.runs", "counterpoint.trainer.model"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    with trainer_imports():
+        import_module("counterpoint.trainer.again.learner")
     with TemporaryDirectory(prefix="counterpoint-again-") as directory:
-        yield Path(directory)
+        try:
+            yield config, Path(directory)
+        except (ValueError, OSError) as error:
+            raise UserError(f"step {given.step} of run {run_id} cannot be {what} again: {error}") from None

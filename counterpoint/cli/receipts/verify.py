@@ -1,32 +1,84 @@
-"""`counterpoint verify`: checks a run's directory against its receipts; its exit code is the result."""
+"""`counterpoint verify`: checks a run's directory against its receipts; its exit code is the result.
+
+With `--step N` it trains a recorded step again, and compares what comes of it with what was kept of the step.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import re
+from pathlib import Path
 
 from counterpoint.cli.arguments.job import add_job, job_of
 from counterpoint.job.reading.rollouts.rollout_records import find_run
-from counterpoint.verify.report import SOUND
+from counterpoint.transport.errors import UserError
+from counterpoint.verify.files import Directory, Unreadable
+from counterpoint.verify.formats import ProbeFile, Receipt, read
+from counterpoint.verify.report import DAMAGED, SOUND
 from counterpoint.verify.run import verify
+
+WEIGHTS = "digest of the weights, of receipts and broadcast"
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command. Raises `UserError` if there is no such run."""
+    """Runs the command. Raises `UserError` if there is no such run, or its step cannot be trained again."""
     given = _parser().parse_args(arguments)
+    job, run_id = run_of(given)
     if given.step is not None:
-        from counterpoint.cli.receipts.step import verify_step  # which needs the trainer
-
-        return verify_step(given)
-    job = job_of(given)
-    run_dir = job if job.name.startswith("run_") and (job / "control").is_dir() else None
-    report = verify(run_dir or job / f"run_{find_run(job, given.run)}", given.head)
-    if given.json:
-        print(json.dumps(report.values()))
-    else:
-        print(report.text())
+        return _verify_step(given, job, run_id)
+    report = verify(job / f"run_{run_id}", given.head)
+    print(json.dumps(report.values()) if given.json else report.text())
     return report.code
+
+
+def run_of(given: argparse.Namespace) -> tuple[Path, str]:
+    """Returns the job's directory and the run's id, by the directory of either. Raises `UserError`."""
+    job = job_of(given)
+    if job.name.startswith("run_") and (job / "control").is_dir():
+        return job.absolute().parent, job.name.removeprefix("run_")
+    return job, find_run(job, given.run)
+
+
+def _verify_step(given: argparse.Namespace, job: Path, run_id: str) -> int:
+    """Runs the command; returns its exit code. Raises `UserError` for a step that cannot be trained again."""
+    from counterpoint.cli.receipts.again import again  # which takes longer to import than a check does
+
+    with again(given, job, run_id, "trained") as (config, directory):
+        from counterpoint.trainer.again import kept, verified
+
+        step = kept.find(job, run_id, given.step, config.transport.max_batch_bytes)
+        batches, digests = _recorded(job / f"run_{run_id}", given.step)
+        result, own = verified.train_again(config, step, directory)
+    if known := [batches[each] == digest for each, digest in result.batches.items() if each in batches]:
+        result.compared[verified.BATCHES] = all(known) and result.compared.get(verified.BATCHES, True)
+    if digests:
+        result.compared[WEIGHTS] = ProbeFile(own).digest in digests
+    if not result.compared:
+        raise kept.NotKept(
+            f"nothing of step {given.step} of run {run_id} was kept to compare with: neither metrics nor weights"
+        )
+    print(json.dumps(result.values()) if given.json else result.text())
+    return SOUND if result.is_within else DAMAGED
+
+
+def _recorded(run_dir: Path, version: int) -> tuple[dict[int, str], set[str]]:
+    """Returns the digest of each batch by its receipt, and those of the weights of a version by receipts and its broadcast."""
+    batches: dict[int, str] = {}
+    weights: set[str] = set()
+    run = Directory(run_dir)
+    try:
+        for line in run.lines("receipts.jsonl") if run.has("receipts.jsonl") else ():
+            receipt = read(line, Receipt)
+            batches[receipt.step] = receipt.batch
+            weights |= {receipt.weights[str(version)]} if str(version) in receipt.weights else set()
+        if run.has(name := f"broadcast/step_{version}/probe.json"):
+            weights.add(read(next(run.lines(name), b""), ProbeFile).digest)
+    except (Unreadable, FileNotFoundError) as error:
+        raise UserError(
+            f"the receipts of {run_dir} cannot be read: {error}; `counterpoint verify` names the damage"
+        ) from None
+    return batches, weights
 
 
 def _parser() -> argparse.ArgumentParser:

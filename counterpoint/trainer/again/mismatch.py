@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta, Struct, field
 
 from counterpoint.trainer.again.causes import explain, samples_of
 from counterpoint.trainer.again.computed import computed, in_float32
@@ -24,35 +25,47 @@ from counterpoint.transport.records import Batch
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class PlayedTurn:
-    """What the records say of a turn that was trained."""
-
-    server: str
-    load: str
-    version: int
-    start: int
-    """The tokens of its prompt: its completion follows them in its sample."""
-    tokens: int
-    """The tokens of its completion."""
-    trained: int
-    """How many of these are trained."""
+Count = Annotated[int, Meta(ge=0, lt=2**31)]
 
 
-@dataclass(slots=True)
-class PlayedStep:
-    """What the records say of the rollouts of a step."""
+class PlayedTurn(Struct):
+    """What is read of a turn in a record."""
 
-    turns: dict[str, Sequence[PlayedTurn]] = field(default_factory=dict)
-    """The turns of each rollout, in order; empty where the records are gone."""
-    truncated: bool | None = None
-    """Whether any was sampled from a truncated distribution; None where the records are gone."""
+    server: str = ""
+    load: str = ""
+    policy_version: Count = 0
+    prompt_tokens: Count = 0
+    """Its completion follows them in its sample."""
+    completion_tokens: Count = 0
+    untrained_tokens: Count = 0
+
+
+class PlayedSampling(Struct):
+    """What is read of how a rollout was sampled: what cuts tokens off."""
+
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+
+
+class Played(Struct):
+    """What is read of a rollout's record."""
+
+    rollout_id: str
+    turns: list[PlayedTurn] = []
+    sampling_args: PlayedSampling = field(default_factory=PlayedSampling)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether tokens were cut off. Of `top_k` 0 means none, and -1 does to vLLM."""
+        given = self.sampling_args
+        return given.top_p < 1 or given.top_k > 0 or given.min_p > 0
 
 
 def split_step(
-    config: TrainerConfig, output_dir: Path, run_id: str, step: int, played: PlayedStep, directory: Path
+    config: TrainerConfig, output_dir: Path, run_id: str, step: int, played: Sequence[Played], directory: Path
 ) -> Split:
-    """Splits the mismatch of a recorded step. `directory` is an empty one to work in.
+    """Splits the mismatch of a recorded step. `directory` is an empty one to work in; `played` is empty if the records are gone.
 
     Raises `NotKept` or `BeingWritten`, `OSError`, and `ValueError` if the model cannot be loaded.
     """
@@ -61,15 +74,17 @@ def split_step(
     batch = kept.batch(step)
     if not batch.loss_mask_T.any():
         raise NotKept(f"step {step} of run {run_id} has no trained token, so no mismatch")
-    groups = groups_of(batch, played.turns)
+    groups = groups_of(batch, played)
     kept = find(output_dir, run_id, step, nbytes, at_most=max(0, int(groups.codes["version"].min()) - 1))
     again = RunAgain(config, kept, directory)
     files = VersionFiles(again, directory, step - kept.first)
-    found = _computed(again, batch, groups, played.truncated, files)
+    truncated = any(each.truncated for each in played) if played else None
+    found = _computed(again, batch, groups, truncated, files)
     recorded = (metrics_line(kept) or {}).get("mismatch_kl")
     now = float(divergence(found.now_P, found.inference_P).mean())
     several = again.run.config.training.updates_per_step > 1
-    result = Split(run_id, step, len(found.now_P), recorded, now, several_updates=several)
+    adapter = f"the adapter of run {run_id}" if again.run.config.training.lora is not None else ""
+    result = Split(run_id, step, len(found.now_P), recorded, now, adapter=adapter, several_updates=several)
     faulty_P = split(result, found)
     if (fault := result.fault) is not None:
         result.untried = files.lacking
@@ -108,7 +123,7 @@ def _computed(
     return Computed(inference_P, now_P, then_P, exact_P, temperature_P, groups, truncated)
 
 
-def groups_of(batch: Batch, turns: Mapping[str, Sequence[PlayedTurn]]) -> TokenGroups:
+def groups_of(batch: Batch, played: Sequence[Played]) -> TokenGroups:
     """Returns the groups of each trained token. Where no turn or several ones fit, server, load and position are unknown."""
     lengths_S = np.diff(batch.sample_offsets)
     names: dict[str, dict[str, int]] = {}
@@ -127,35 +142,31 @@ def groups_of(batch: Batch, turns: Mapping[str, Sequence[PlayedTurn]]) -> TokenG
         key: np.repeat(np.array(values, np.int32), lengths_S) for key, values in of_samples.items()
     }
     codes |= {key: np.full(len(batch.token_ids_T), -1, np.int32) for key in ("server", "load", "position")}
-    for turn, place in _placed(batch, turns):
-        codes["version"][place] = turn.version
+    for turn, place in _placed(batch, played):
+        codes["version"][place] = turn.policy_version
         codes["server"][place] = code("server", turn.server)
         codes["load"][place] = code("load", turn.load and f"{turn.load} of server {turn.server}")
-        codes["position"][place] = np.arange(turn.tokens)
+        codes["position"][place] = np.arange(turn.completion_tokens)
     codes |= {"lag": batch.step - codes["version"], "context": _contexts(batch)}
     trained_T = batch.loss_mask_T != 0
     found = {key: code_T[trained_T] for key, code_T in codes.items()}
     return TokenGroups(found, {key: list(known) for key, known in names.items()})
 
 
-def _placed(batch: Batch, turns: Mapping[str, Sequence[PlayedTurn]]) -> Iterator[tuple[PlayedTurn, slice]]:
+def _placed(batch: Batch, played: Sequence[Played]) -> Iterator[tuple[PlayedTurn, slice]]:
     """Yields each turn with the place of its completion in the batch, if just one sample of its rollout has such a one."""
     samples: dict[str, list[int]] = {}
     for index, sample in enumerate(batch.samples):
         samples.setdefault(sample.rollout_id, []).append(index)
     offsets, mask_T = batch.sample_offsets.tolist(), batch.loss_mask_T
-    for rollout_id, indices in samples.items():
-        for turn in turns.get(rollout_id, ()):
-            places = []
-            for index in indices:
-                start = offsets[index] + turn.start
-                end, last = start + turn.tokens, offsets[index + 1]
+    for rollout in played:
+        for turn in rollout.turns:
+            trained, places = turn.completion_tokens - turn.untrained_tokens, []
+            for index in samples.get(rollout.rollout_id, ()):
+                start = offsets[index] + turn.prompt_tokens
+                end, last = start + turn.completion_tokens, offsets[index + 1]
                 # Another turn's prompt follows, or nothing.
-                if (
-                    end <= last
-                    and np.count_nonzero(mask_T[start:end]) == turn.trained
-                    and not mask_T[end:last][:1].any()
-                ):
+                if end <= last and np.count_nonzero(mask_T[start:end]) == trained and not mask_T[end:last][:1].any():
                     places.append(slice(start, end))
             if len(places) == 1:
                 yield turn, places[0]

@@ -115,9 +115,17 @@ def noise(rest_P: Values, exact_P: Values, inference_P: Values, temperature_P: V
         return np.where(counts_P & (others_P >= UNCERTAIN), rest_P * (temperature_P / others_P) ** 2, np.nan)
 
 
-def stands_out(rest_P: Values, noise_P: Values, groups: TokenGroups, keys: Sequence[str]) -> Outlier | None:
-    """Returns what stands out, if anything does: first what is accused, then what cannot be told from its content."""
-    known_P, whole, rank_P = np.isfinite(rest_P), float(np.nansum(rest_P)), _ranks(noise_P)
+def keys_of(truncated: bool | None) -> Sequence[str]:
+    """Returns by what tokens are compared: what sampling truncates differs by environment and temperature."""
+    return KEYS if truncated is False else SERVERS
+
+
+def stands_out(rest_P: Values, noise_P: Values, groups: TokenGroups, truncated: bool | None = False) -> Outlier | None:
+    """Returns what stands out, if anything does: first what is accused, then what cannot be told from its content.
+
+    With truncated sampling, or where it may be, content alone can make any difference.
+    """
+    known_P, whole, keys = np.isfinite(rest_P), float(np.nansum(rest_P)), keys_of(truncated)
     untold = None
     for key in sorted(keys, key=lambda key: key != "load"):  # a server's median would hide one of its loads
         code_P = groups.codes[key]
@@ -125,9 +133,10 @@ def stands_out(rest_P: Values, noise_P: Values, groups: TokenGroups, keys: Seque
         factor = FACTOR if key in (*SERVERS, "version") else OF_CONTENT
         for later, times, group_P in _candidates(known_noise_P, code_P, factor, key == "position"):
             own, tokens = float(np.nansum(rest_P[group_P])), int(np.count_nonzero(known_P & group_P))
-            if own >= SHARE * whole and own > FAINT * tokens and _higher(rank_P, group_P) >= PAIRS:
+            if own >= SHARE * whole and own > FAINT * tokens and _higher(noise_P, group_P) >= PAIRS:
                 name = (key, f"{later} and later") if later else _named(group_P, groups, keys)
-                if times >= OF_CONTENT or differs_within_content(known_noise_P, group_P, groups):
+                is_beyond_content = truncated is False and times >= OF_CONTENT
+                if is_beyond_content or differs_within_content(known_noise_P, group_P, groups):
                     return Outlier(*name, group_P)
                 untold = untold or Outlier(*name, group_P, _content(group_P, groups))
     return untold
@@ -147,8 +156,10 @@ def differs_within_content(noise_P: Values, group_P: npt.NDArray[np.bool_], grou
             here_P = np.isfinite(noise_P) & (content_P == content)
             own, others = (_of_units(noise_P[each], unit_P[each]) for each in (here_P & group_P, here_P & ~group_P))
             if pairs := len(own) * len(others):
-                wins = np.count_nonzero(own[:, None] > others) + np.count_nonzero(own[:, None] == others) / 2
-                excess, variance = excess + wins - pairs / 2, variance + pairs * (len(own) + len(others) + 1) / 12
+                excess, variance = (
+                    excess + _wins(own, others) - pairs / 2,
+                    variance + pairs * (len(own) + len(others) + 1) / 12,
+                )
                 times.append(noise_P[here_P & group_P] / max(float(np.median(noise_P[here_P & ~group_P])), 1e-300))
         if times and np.median(np.concatenate(times)) >= FACTOR and excess >= BEYOND_CHANCE * variance**0.5:
             return True
@@ -213,29 +224,23 @@ def _of_units(noise: Values, unit: Codes) -> Values:
 
 def _medians(noise_P: Values, index_P: npt.NDArray[np.int64], groups: int) -> Values:
     """Returns the median of each group, `[G]`; not a number of one with fewer than `LEAST_TOKENS`."""
-    usable_P = np.isfinite(noise_P)
-    values, index = noise_P[usable_P], index_P[usable_P]
-    counts_G = np.bincount(index, minlength=groups)
-    ordered = values[np.lexsort((values, index))]
-    middles_G = np.cumsum(counts_G) - counts_G + counts_G // 2
-    large_G = counts_G >= LEAST_TOKENS
-    return (
-        np.where(large_G, ordered[np.where(large_G, middles_G, 0)], np.nan) if len(ordered) else np.full(groups, np.nan)
-    )
-
-
-def _ranks(noise_P: Values) -> Values:
-    """Returns the place of each token by its noise, from 0; not a number of one without."""
     usable = np.flatnonzero(np.isfinite(noise_P))
-    rank_P = np.full(len(noise_P), np.nan)
-    rank_P[usable[np.argsort(noise_P[usable])]] = np.arange(len(usable))
-    return rank_P
+    ordered = usable[np.lexsort((noise_P[usable], index_P[usable]))]
+    of_groups = np.split(noise_P[ordered], np.cumsum(np.bincount(index_P[usable], minlength=groups))[:-1])
+    return np.array([own[len(own) // 2] if len(own) >= LEAST_TOKENS else np.nan for own in of_groups])
 
 
-def _higher(rank_P: Values, group_P: npt.NDArray[np.bool_]) -> float:
-    """Returns the share of pairs of a token of the group and another one in which the former has the higher rank."""
-    own, others = rank_P[group_P & np.isfinite(rank_P)], rank_P[~group_P & np.isfinite(rank_P)]
-    return (float(own.sum()) - len(own) * (len(own) - 1) / 2) / max(1, len(own) * len(others))
+def _higher(noise_P: Values, group_P: npt.NDArray[np.bool_]) -> float:
+    """Returns the share of pairs of a token of the group and another one in which the former has more noise."""
+    usable_P = np.isfinite(noise_P)
+    own, others = noise_P[usable_P & group_P], noise_P[usable_P & ~group_P]
+    return _wins(own, others) / max(1, len(own) * len(others))
+
+
+def _wins(own: Values, others: Values) -> float:
+    """Returns the pairs of one of `own` and one of `others` in which the former is higher; a tie counts half."""
+    ordered = np.sort(others)
+    return float(sum(np.searchsorted(ordered, own, side).sum() for side in ("left", "right"))) / 2
 
 
 def _times(high: float, low: float) -> float:

@@ -13,7 +13,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from counterpoint.trainer.again.outliers import KEYS, SERVERS, TokenGroups, Values, comparable, noise, stands_out
+from counterpoint.trainer.again.outliers import (
+    LEAST_TOKENS,
+    TokenGroups,
+    Values,
+    comparable,
+    keys_of,
+    noise,
+    stands_out,
+)
+from counterpoint.transport.printable import printable
 
 LARGE = 0.001
 """Nats. A rest beyond this is looked into even if no group stands out. It counts as a fault only if something explains it. In the
@@ -86,6 +95,8 @@ class Split:
     """The keys by which two groups or more have enough tokens to be compared."""
     truncated: bool | None = False
     """Whether the rest may also be what `[sampling]` truncates; None if the records that say it are gone."""
+    adapter: str = ""
+    """The adapter that all tokens are of, in words; empty with full weights."""
     several_updates: bool = False
     """Whether the recorded value is also of weights between the step's updates."""
 
@@ -99,6 +110,53 @@ class Split:
     def values(self) -> dict[str, Any]:
         """Returns the result as plain values, for JSON."""
         return asdict(self) | {"adds_up": self.adds_up}
+
+    def text(self) -> str:
+        """Returns the result for a person."""
+        rest = "the rest: the servers' own precision and kernels"
+        said = {
+            "staleness": "the weights moved since the tokens were sampled",
+            "precision": "the trainer's dtype, against float32",
+            "kernels": f"{rest}, and what top_p, top_k or min_p cut off" if self.truncated else rest,
+            "fault": "tokens that stand out",
+            "unknown": "weights that sampled were not kept",
+        }
+        lines = [
+            f"{name:<11}{value:>10.3g}  {round(value / (self.computed or 1.0), 2) + 0.0:4.0%}  {said[name]}"
+            for name, value in self.parts.items()
+            if value or name not in ("fault", "unknown")
+        ]
+        lines += [f"staleness of {lag}: {value:.3g} a token" for lag, value in sorted(self.by_lag.items())]
+        lines += self._said_of_fault()
+        recorded = "not recorded" if self.recorded is None else f"{self.recorded:.3g} recorded"
+        lines.append(
+            f"run {self.run}, step {self.step}: mismatch KL {self.computed:.3g} nats a token computed, {recorded}"
+        )
+        if self.recorded is not None and not self.adds_up:
+            moved, other = "the weights move between the step's updates", "rows were shared, or it ran elsewhere"
+            lines.append(f"the two are not the same: {moved if self.several_updates else other}")
+        return "\n".join(lines)
+
+    def _said_of_fault(self) -> list[str]:
+        lines, fault = [], self.fault
+        if fault is None and self.compared:
+            none = "none is accused" if self.untold else "none stands out"
+            lines.append(f"compared by {', '.join(self.compared)}: {none}")
+        elif fault is None:
+            which = f"{LEAST_TOKENS} tokens that are uncertain and in different contexts"
+            lines.append(f"nothing could be compared: no two groups have {which}")
+        lines += [self.untold] if self.untold else []
+        if fault is not None:
+            is_all = fault.key == ALL
+            where = "all tokens" if is_all else f"{fault.key} {fault.group}"
+            where += f", of {self.adapter}," if self.adapter else ""
+            others = "" if is_all else f", all others {fault.others:.3g}"
+            lines.append(f"fault: the {fault.tokens} tokens of {where} have {fault.mean:.3g} a token{others}")
+            if not self.untried:
+                lines.append(f"       {fault.explanation or 'nothing that was tried explains them'}")
+        if self.untried:
+            lines.append(f"what explains the rest was not looked for: {self.untried}")
+        return [printable(line) for line in lines]
 
     def put_fault(self, fault: Fault | None) -> None:
         """Takes a fault over, or drops it. What its tokens have more than the others is its part, and not the kernels'."""
@@ -136,10 +194,8 @@ def split(result: Split, computed: Computed) -> npt.NDArray[np.bool_]:
         own_P = known_P & (computed.groups.codes["lag"] == lag)
         result.by_lag[int(lag)] = float((now_P - then_P)[own_P].mean())
     noise_P = noise(rest_P, computed.exact_P, computed.inference_P, computed.temperature_P, computed.groups)
-    # What sampling truncates differs by environment and temperature.
-    keys = SERVERS if computed.truncated is not False else KEYS
-    result.compared = comparable(noise_P, computed.groups, keys)
-    found = stands_out(rest_P, noise_P, computed.groups, keys)
+    result.compared = comparable(noise_P, computed.groups, keys_of(computed.truncated))
+    found = stands_out(rest_P, noise_P, computed.groups, computed.truncated)
     if found is not None and found.content:
         result.untold = f"{found.key} {found.group} has more noise, which cannot be told from {found.content}"
     elif found is not None:
@@ -151,21 +207,3 @@ def split(result: Split, computed: Computed) -> npt.NDArray[np.bool_]:
     if known_P.any() and (mean := float(rest_P[known_P].mean())) > LARGE:
         result.put_fault(Fault(ALL, ALL, int(known_P.sum()), mean, 0.0))
     return known_P
-
-
-def table(result: Split) -> list[tuple[str, str, str]]:
-    """Returns rows for a person: the cause, its nats, and its share of the whole with what it means."""
-    rest = "the rest: the servers' own precision and kernels"
-    said = {
-        "staleness": "the weights moved since the tokens were sampled",
-        "precision": "the trainer's dtype, against float32",
-        "kernels": f"{rest}, and what top_p, top_k or min_p cut off" if result.truncated else rest,
-        "fault": "tokens that stand out",
-        "unknown": "weights that sampled were not kept",
-    }
-    whole = result.computed or 1.0
-    return [
-        (name, f"{value:.3g}", f"{round(value / whole, 2) + 0.0:4.0%}  {said[name]}")
-        for name, value in result.parts.items()
-        if value or name not in ("fault", "unknown")
-    ]

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from msgspec import convert
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -23,7 +24,7 @@ from transformers import AutoModelForCausalLM
 
 from counterpoint.cli.main import main
 from counterpoint.trainer.again.computed import in_float32
-from counterpoint.trainer.again.mismatch import PlayedTurn, groups_of
+from counterpoint.trainer.again.mismatch import Played, PlayedTurn, groups_of
 from counterpoint.trainer.again.outliers import KEYS
 from counterpoint.trainer.again.split import divergence
 from counterpoint.transport.records import Batch
@@ -280,6 +281,7 @@ async def test_a_planted_fault_is_named_and_only_that(
         expected = planted.explanation
     assert fault["explanation"] == expected, said
     assert (expected or "nothing that was tried explains them") in said
+    assert (", of the adapter of run default, have" in said) == planted.adapter, said
     assert parts["fault"] > 0.9 * (parts["fault"] + parts["kernels"])
     assert found["adds_up"], said
 
@@ -344,10 +346,10 @@ def test_groups_of_tokens() -> None:
     mask_ST[0, [5, 7, 8]] = 0  # one token of the first turn is not trained, and the second begins at 9
     samples = [replace(each, rollout_id="4-1") if index else each for index, each in enumerate(batch.samples)]
     batch = replace(batch, samples=tuple(samples))
-    turns = {
-        "4-0": [PlayedTurn("a", "x:2-2", 2, 4, 3, 2), PlayedTurn("b", "", 1, 9, 3, 3)],
-        "4-1": [PlayedTurn("a", "x:2-2", 2, 4, 8, 8)],
-    }
+    turns = [
+        Played("4-0", [PlayedTurn("a", "x:2-2", 2, 4, 3, 1), PlayedTurn("b", "", 1, 9, 3)]),
+        Played("4-1", [PlayedTurn("a", "x:2-2", 2, 4, 8)]),
+    ]
 
     def found(batch: Batch) -> dict[str, list[str]]:
         groups = groups_of(batch, turns)
@@ -369,6 +371,21 @@ def test_groups_of_tokens() -> None:
     assert (context_ST[0] == context_ST[2]).all()
     assert (context_ST[0] == context_ST[1]).tolist() == [True] * 5 + [False] * 3
     assert len(np.unique(context_ST[0])) == 8
+
+
+@pytest.mark.parametrize(
+    ("sampling", "truncated"),
+    [
+        ({}, False),
+        ({"top_p": 1, "top_k": 0, "min_p": 0.0, "temperature": 0.7}, False),
+        ({"top_k": -1}, False),
+        ({"top_k": 50}, True),
+        ({"top_p": 0.95}, True),
+        ({"min_p": 0.05}, True),
+    ],
+)
+def test_what_truncates(sampling: dict[str, Any], truncated: bool) -> None:
+    assert convert({"rollout_id": "1-0", "sampling_args": sampling}, Played).truncated == truncated
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
