@@ -30,11 +30,9 @@ from counterpoint.trainer.config import READY_SECONDS
 from counterpoint.transport.config import Config
 from counterpoint.transport.exact_json import dumps
 from counterpoint.transport.process.cores import divided
+from counterpoint.transport.process.priority import compute_nice, side_nice
 from counterpoint.transport.process.ranks.node import LOOPBACK
 from counterpoint.transport.process.start_time import LONGEST_STARTS
-
-COMPUTE_NICE = 10
-"""The niceness of vLLM and the trainer. Orchestrators come first on the CPU: their loops must answer at once and need little."""
 
 BEHIND_SERVERS_NICE = 5
 """Added to the trainer's niceness beside a service: a client waits for each sample, and a token is a step of the server's."""
@@ -48,9 +46,6 @@ checkpoint to a slow disk, may block this thread, too."""
 
 TRAINER_STOP_SECONDS = 120.0
 """How long it may take to end its step and write its checkpoints."""
-
-SIDE_NICE = 5
-"""The niceness of workers that the job can do without: after the orchestrators, before vLLM and the trainer."""
 
 SIDE_RESTARTS = 1000
 """How often in a row a worker that the job can do without is started again."""
@@ -163,7 +158,7 @@ def side_role(name: str, arguments: tuple[str, ...], config: JobConfig, section:
         log_file=config.output_dir.absolute() / f"{name}.log",
         essential=False,
         silence_timeout_seconds=SILENCE_SECONDS,
-        nice=SIDE_NICE,
+        nice=side_nice(),  # after the orchestrators, before vLLM and the trainer
         environment=dict(SAFE_PATH),
         max_restarts=SIDE_RESTARTS,
     )
@@ -176,7 +171,7 @@ def _trainer(config: JobConfig, file: Path) -> RoleSpec:
         "name": "trainer",
         "log_file": config.output_dir.absolute() / "trainer" / "trainer.log",
         "stop_timeout_seconds": TRAINER_STOP_SECONDS,
-        "nice": COMPUTE_NICE + (BEHIND_SERVERS_NICE if config.tinker is not None else 0),
+        "nice": compute_nice() + (BEHIND_SERVERS_NICE if config.tinker is not None else 0),
         "environment": environment_of(config, "trainer"),
         "resources": placed.resources,
         "collocate": placed.collocate,
@@ -234,7 +229,7 @@ def _servers(config: JobConfig, files: dict[str, Path]) -> list[RoleSpec]:
             log_file=config.output_dir.absolute() / f"{name}.log",
             ready_timeout_seconds=config.inference.startup_timeout_seconds + 60,
             silence_timeout_seconds=SILENCE_SECONDS,
-            nice=COMPUTE_NICE,
+            nice=compute_nice(),
             environment=environment_of(config, name),
             resources=placed[name].resources,
             collocate=placed[name].collocate,

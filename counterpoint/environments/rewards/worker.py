@@ -24,8 +24,8 @@ from typing import Any
 
 from counterpoint.transport.frames import BadFrame, Framing
 from counterpoint.transport.process.launch import die_with_parent
+from counterpoint.transport.process.priority import side_nice
 
-_NICENESS = 5
 _FRAMING = Framing(16 * 2**20)  # as `processes.py`
 _QUOTES = re.compile(r"^ {0,3}(?:>+ )+", re.MULTILINE)
 """Markdown's marks of a quoted line, which are no signs of a bound."""
@@ -150,7 +150,7 @@ def _bound(parent: int, memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    os.nice(_NICENESS)
+    os.nice(side_nice())
 
 
 def main() -> None:

@@ -17,9 +17,7 @@ from pathlib import Path
 from counterpoint.environments.workers.boot import Boot
 from counterpoint.transport.printable import ending, printable, shortened
 from counterpoint.transport.process.child import Child, size_of
-
-NICE = 5
-"""Added to a worker's niceness, so that the orchestrator's loop comes first where there are fewer cores than workers."""
+from counterpoint.transport.process.priority import side_nice
 
 STACK_SIGNAL = signal.SIGRTMIN + 7
 """Makes a worker write the stacks of its threads to its stack file, even while one of them holds the GIL."""
@@ -42,7 +40,9 @@ class WorkerProcess:
         """The place in the log where its output begins, in bytes."""
         command = [sys.executable, "-P", "-m", "counterpoint.environments.workers.worker"]
         variables = os.environ | {"PYTHONUNBUFFERED": "1"}
-        self._child = Child("a worker", command, environment=variables, given=boot.write(), log=log_file, nice=NICE)
+        # Lower, so that the orchestrator's loop comes first where there are fewer cores than workers.
+        nice, given = side_nice(), boot.write()
+        self._child = Child("a worker", command, environment=variables, given=given, log=log_file, nice=nice)
         self.guardian = self._child.pid
         self._watching = asyncio.create_task(self._watch(ended))
 

@@ -18,9 +18,12 @@ from counterpoint.transport.process import priority
 from counterpoint.transport.process.priority import (
     NICENESS,
     SLICE_NANOSECONDS,
+    compute_nice,
+    has_slices,
     lower_own_priority,
     set_own_slice,
     short_slice,
+    side_nice,
 )
 from tests.support.niceness import own_niceness
 from tests.support.polling import DEADLINE_SECONDS
@@ -90,6 +93,22 @@ def own_slice() -> int:
 def slice_of_a_process() -> int:
     command = [sys.executable, "-I", "-S", "-c", READ_SLICE, str(SCHED_GETATTR)]
     return int(subprocess.run(command, capture_output=True, check=True, timeout=DEADLINE_SECONDS).stdout)
+
+
+@pytest.mark.skipif(SCHED_GETATTR is None, reason="the number of the system call is not known here")
+def test_a_kernel_with_slices_is_known_by_that_of_a_thread() -> None:
+    assert has_slices() == (own_slice() > 0)
+
+
+def test_what_computes_comes_last_and_at_least_as_late_where_loops_may_wake_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = []
+    for slices in (True, False):
+        monkeypatch.setattr(priority, "has_slices", lambda slices=slices: slices)
+        found.append(compute_nice())
+        assert 0 < side_nice() < compute_nice()
+    assert found[0] < found[1] == 10
 
 
 @pytest.mark.skipif(SCHED_GETATTR is None, reason="the number of the system call is not known here")
