@@ -161,10 +161,7 @@ def pack(choices: Sequence[tuple[Batch, Sequence[int]]], limits: ModelLimits, de
     families: Families | None = None
     kept = place = np.arange(len(joined["loss_mask_T"]))
     if limits.shares_prompts and routed_experts is None:
-        grouped = [
-            _share_prompts(number, part, own["token_ids_T"], own["loss_mask_T"])
-            for number, (part, own) in enumerate(columns)
-        ]
+        grouped = [_share_prompts(number, part, own) for number, (part, own) in enumerate(columns)]
         found = tuple(family for part, _ in grouped for family in part.families or ())
         if any(len(family.rests) > 1 for family in found):
             families, parts = found, [part for part, _ in grouped]
@@ -191,18 +188,20 @@ def pack(choices: Sequence[tuple[Batch, Sequence[int]]], limits: ModelLimits, de
     )
 
 
-def _share_prompts(
-    number: int, part: Part, token_ids_T: npt.NDArray[Any], mask_T: npt.NDArray[Any]
-) -> tuple[Part, npt.NDArray[np.int64]]:
-    """Groups samples of part `number` of a row whose tokens before the first trained one are equal.
+def _share_prompts(number: int, part: Part, columns: dict[str, npt.NDArray[Any]]) -> tuple[Part, npt.NDArray[np.int64]]:
+    """Groups samples of part `number` of a row that begin with equal prompts.
 
-    Returns the part with its families, and the place in the row of each token of its samples, `[T]`: tokens that samples share
-    have one place.
+    A prompt ends before the first trained token, or, where the first that can be is trained already, before the first with an
+    advantage: a Tinker client has answers to all tokens of its samples. Returns the part with its families, and the place in the
+    row of each token of its samples, `[T]`: tokens that samples share have one place.
     """
     starts = np.concatenate(([0], np.cumsum(part.sample_lengths)))
+    token_ids_T, mask_T, has_advantage_T = columns["token_ids_T"], columns["loss_mask_T"], columns["advantages_T"] != 0
     groups: dict[bytes, list[tuple[int, int, int]]] = {}
     for start, stop in pairwise(starts.tolist()):
         prompt = int(mask_T[start:stop].argmax())
+        if prompt == 1:
+            prompt = max(1, int(has_advantage_T[start:stop].argmax()))
         groups.setdefault(token_ids_T[start : start + prompt].tobytes(), []).append((start, prompt, stop))
     place = np.empty(int(starts[-1]), dtype=np.int64)
     families: list[Family] = []

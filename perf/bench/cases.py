@@ -23,6 +23,7 @@ CASES = {
     "schedule": "1,024 rollouts in flight (4,096 in full), beside the same loop with the openai client",
     "fleet": "16 servers in a daemon's pool, 256 in full, with many names of weights, failures and updates",
     "samples": "512 and 2,000 samples at once by the Tinker SDK, through the service",
+    "contributions": "training by the Tinker SDK through the service, beside the trainer's own wire, and a loss of one pass",
     "memory": "peak and growth of resident size",
     "multi-run": "training four runs at once, beside one with the same load, and the memory of each",
 }

@@ -46,6 +46,14 @@ def batch_of_groups(step: int = 1, run_id: str = "default") -> Batch:
     )
 
 
+def answered(batch: Batch) -> Batch:
+    """The same with answers to all tokens but the first, as a Tinker client has them: those of the prompt have no advantage."""
+    mask = np.ones_like(batch.loss_mask_T)
+    mask[batch.sample_offsets[:-1]] = 0
+    log_probabilities_T = np.where(batch.loss_mask_T, batch.log_probabilities_T, -4.5 * mask).astype(np.float32)
+    return with_changes(batch, loss_mask_T=mask, log_probabilities_T=log_probabilities_T)
+
+
 def without_sharing(lone: LoneRun) -> LoneRun:
     lone.learner.loaded.limits = replace(lone.learner.loaded.limits, shares_prompts=False)
     return lone
@@ -119,6 +127,16 @@ def test_a_step_is_that_of_whole_samples(dense_directory: Path, tmp_path: Path, 
 
 
 @pytest.mark.slow
+def test_a_step_whose_prompts_are_answered_is_that_of_whole_samples(dense_directory: Path, tmp_path: Path) -> None:
+    shared = make_lone_run(tmp_path / "shared", dense_directory, lora={"rank": 4})
+    whole = without_sharing(make_lone_run(tmp_path / "whole", dense_directory, lora={"rank": 4}))
+    for step in (1, 2, 3):
+        assert_same(shared.train(answered(batch_of_groups(step))), whole.train(answered(batch_of_groups(step))))
+    for name, weight in whole.weights().items():
+        torch.testing.assert_close(shared.weights()[name], weight, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.slow
 def test_recomputed_layers_and_an_export_are_those_of_whole_samples(dense_directory: Path, tmp_path: Path) -> None:
     trainer = {"activation_checkpointing": True}
     shared = make_lone_run(tmp_path / "shared", dense_directory, trainer, token_export=True)
@@ -136,10 +154,11 @@ def test_recomputed_layers_and_an_export_are_those_of_whole_samples(dense_direct
         assert left["trainer_log_probability"] == pytest.approx(right["trainer_log_probability"], abs=1e-5)
 
 
-def test_a_prompt_is_shared_within_a_batch_only() -> None:
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_prompt_is_shared_within_a_batch_only(answers: bool) -> None:
     """Two runs with the same tokens have other adapters, so a row has the prompt once for each."""
     limits = ModelLimits(vocabulary=VOCABULARY, max_tokens=64, layers=0, experts=0, top_k=0, shares_prompts=True)
-    batch = batch_of_groups()
+    batch = answered(batch_of_groups()) if answers else batch_of_groups()
     samples = [4, 1, 0, 5, 2, 3]
     micro = pack([(batch, samples), (batch, [2, 0])], limits, torch.device("cpu"))
     whole = pack([(batch, samples), (batch, [2, 0])], replace(limits, shares_prompts=False), torch.device("cpu"))
