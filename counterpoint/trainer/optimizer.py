@@ -12,7 +12,7 @@ arithmetic is the same, so are the results.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Literal
 
@@ -39,6 +39,9 @@ def check_values(values: UpdateValues) -> None:
             f"{values}: expected a rate and a decay of 0 or more, betas or a momentum from 0 to below 1, clip and eps above 0"
         )
 
+
+Shapes = Mapping[str, Sequence[int]]
+"""The shapes of a state's tensors by their names."""
 
 STATE_KEYS: dict[Kind, tuple[str, ...]] = {"adamw": ("exp_avg", "exp_avg_sq", "step"), "sgd": ("momentum_buffer",)}
 """The state that each kind of optimizer has for a parameter."""
@@ -121,7 +124,7 @@ class Optimizer:
         Raises:
             ValueError: a tensor is missing, left over or of another shape: the state is of another model, adapter or optimizer.
         """
-        held = self.check_state(tensors)
+        held = self.check_state({name: tensor.shape for name, tensor in tensors.items()})
         for name, parameter in self.parameters.items():
             saved = tensors[f"master.{name}"]
             if name in self._lower:
@@ -136,35 +139,38 @@ class Optimizer:
                 for key, value in state.items()
             }
 
-    def check_state(self, tensors: dict[str, Tensor]) -> Sequence[str]:
-        """Raises as `load_state`, and changes nothing. Returns the keys of the state that all parameters have."""
-        self._check_masters(tensors)
-        return self._check_moments(tensors)
+    def check_state(self, shapes: Shapes) -> Sequence[str]:
+        """Raises as `load_state`, by the tensors' shapes alone. Returns the keys of the state that all parameters have."""
+        self._check_masters(shapes)
+        return self._check_moments(shapes)
 
-    def _check_masters(self, tensors: dict[str, Tensor]) -> None:
+    def _check_masters(self, shapes: Shapes) -> None:
         for name, parameter in self.parameters.items():
-            saved = tensors.get(f"master.{name}")
-            if saved is None or saved.shape != parameter.shape:
-                found = "is missing" if saved is None else f"has shape {list(saved.shape)}"
-                raise ValueError(f"weight {name} {found}; this model has {list(parameter.shape)}")
-        held = {name.removeprefix("master.") for name in tensors if name.startswith("master.")}
+            saved = shapes.get(f"master.{name}")
+            if saved is None or [*saved] != [*parameter.shape]:
+                found = "is missing" if saved is None else f"has shape {[*saved]}"
+                raise ValueError(
+                    f"weight {name} {found}; this model has {list(parameter.shape)}: compare model and "
+                    "training.lora.target_modules"
+                )
+        held = {name.removeprefix("master.") for name in shapes if name.startswith("master.")}
         if left_over := sorted(held - self.parameters.keys()):
             raise ValueError(
                 f"it holds the trained weight {left_over[0]} ({len(left_over)} such), which this run does not train; put "
                 "training.lora.target_modules back, or train another run"
             )
 
-    def _check_moments(self, tensors: dict[str, Tensor]) -> Sequence[str]:
+    def _check_moments(self, shapes: Shapes) -> Sequence[str]:
         """Returns the keys of the state that all parameters have; none before the first step. Raises `ValueError`."""
         own, all_keys = STATE_KEYS[self.kind], [key for keys in STATE_KEYS.values() for key in keys]
-        held = {key for key in all_keys for name in self.parameters if f"{key}.{name}" in tensors}
+        held = {key for key in all_keys for name in self.parameters if f"{key}.{name}" in shapes}
         if other := sorted(held - {*own}):
             raise ValueError(f"it holds {other[0]}, which training.optimizer = {self.kind!r} does not have")
         for name, parameter in self.parameters.items() if held else ():
             for key in own:
-                saved, expected = tensors.get(f"{key}.{name}"), [] if key == "step" else [*parameter.shape]
-                if saved is None or [*saved.shape] != expected:
-                    found = "is missing" if saved is None else f"has shape {[*saved.shape]}"
+                saved, expected = shapes.get(f"{key}.{name}"), [] if key == "step" else [*parameter.shape]
+                if saved is None or [*saved] != expected:
+                    found = "is missing" if saved is None else f"has shape {[*saved]}"
                     raise ValueError(f"{key} of weight {name} {found}; expected {expected}")
         return own if held else ()
 

@@ -34,6 +34,7 @@ from counterpoint.trainer.runs import checkpoint, shard_files
 from counterpoint.trainer.runs.checkpoints import Checkpoints
 from counterpoint.trainer.runs.manager import MultiRunManager
 from counterpoint.trainer.runs.run import RunProgress
+from counterpoint.trainer.taken_over import checkpoints_directory
 from counterpoint.trainer.updates import reference
 from counterpoint.trainer.work import batch_parts
 from counterpoint.transport.files.atomic import published_steps
@@ -264,7 +265,7 @@ def begin(checkpoints: Checkpoints, bench: Bench) -> None:
 
 def go_on_while_others_write(checkpoints: Checkpoints, bench: Bench, routed: bool) -> dict[str, Any]:
     """A step while the others' disks are slow, and a checkpoint for which rank 1 has no room: what is published of both."""
-    run, parent = bench.learner.runs[0], checkpoint.checkpoints_directory(bench.directory, "one")
+    run, parent = bench.learner.runs[0], checkpoints_directory(bench.directory, "one")
     staged = shard_files.staged(bench.directory, "one", 1)
     wait_until(lambda: staged.exists() and staged.read_bytes() == b"half", "the half of a slice")
     bench.train(run.progress.step + 1, routed)

@@ -32,6 +32,7 @@ from counterpoint.trainer.ranks import Ranks
 from counterpoint.trainer.runs import checkpoint
 from counterpoint.trainer.runs.control_files import evict
 from counterpoint.trainer.runs.manager import MultiRunManager
+from counterpoint.trainer.taken_over import checkpoints_directory
 from counterpoint.trainer.updates.passes import Pass, plan_passes
 from counterpoint.trainer.updates.reference import References
 from counterpoint.trainer.work.contribution import Contribution
@@ -209,7 +210,7 @@ def test_in_the_middle_of_a_step_the_run_is_saved_and_left_as_before_it(dense_di
     assert not step.is_last_pass
     assert not torch.equal(state_of(lone)["master.value_head.weight"], before["master.value_head.weight"])
     checkpoint.write(checkpoint.take(lone.run), tmp_path, 2)
-    saved = load_file(checkpoint.checkpoints_directory(tmp_path, "default") / "step_1" / "state.safetensors")
+    saved = load_file(checkpoints_directory(tmp_path, "default") / "step_1" / "state.safetensors")
     assert_equal({name: value for name, value in saved.items() if not name.startswith("random.")}, before)
     lone.learner.drop_step(0)
     assert_equal(state_of(lone), before)

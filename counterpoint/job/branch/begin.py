@@ -31,11 +31,10 @@ from counterpoint.run.branches import BRANCH_FILE, BranchOrigin
 from counterpoint.run.changes import LEARNING_RATE, Change, LearningRates, write_journal
 from counterpoint.run.config import RunConfig
 from counterpoint.run.receipts import RECEIPTS_FILE, head_of
-from counterpoint.trainer.taken_over import DESCRIPTION, link_directory, start_directory, take_over
+from counterpoint.trainer.taken_over import linked, start_directory, take_over
 from counterpoint.transport.errors import CheckpointError, UserError
 from counterpoint.transport.files.atomic import remove_directory, write_atomically
 from counterpoint.transport.files.json_lines import append_bytes, read_lines
-from counterpoint.transport.files.untrusted import UntrustedFileError
 
 _UNFINISHED = ".branching"
 """Marks the directory of a branch that is being prepared, or was when a kill came. It says nothing beside `BRANCH_FILE`."""
@@ -150,13 +149,14 @@ def _take_state(job: Path, kept: KeptSteps, origin: BranchOrigin, config: RunCon
             write_batch(job, run_id, kept.batches[again], target, config.run_id, origin.without, largest)
         # The trainer's later: a trainer that starts sets those aside of which there is no run.
         if origin.trained:
-            take_over(kept.trained[origin.trained], trained, run_id=config.run_id)
+            take_over(kept.trained[origin.trained], trained, run_id, origin.trained)
         if begun.is_dir():
-            link_directory(begun, start_directory(config.output_dir, config.run_id))
+            with linked(begun, start_directory(config.output_dir, config.run_id)):
+                pass
     except (FileNotFoundError, CheckpointError) as error:
         raise StepNotKept(f"step {step} of run {run_id} was removed meanwhile, or is damaged: {error}") from None
-    except UntrustedFileError as error:
-        raise UserError(f"{kept.trained[origin.trained] / DESCRIPTION} cannot be read: {error}") from None
+    except ValueError as error:
+        raise UserError(f"what the trainer has kept of run {run_id} cannot be used: {error}") from None
     before = (raw for raw, line in read_lines(source / "metrics.jsonl") if line.get("step", step + 1) <= step)
     append_bytes(config.run_dir / "metrics.jsonl", b"".join(before), durable=True)
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from counterpoint.run.batch_files import batch_file
 from counterpoint.run.changes import JOURNAL
-from counterpoint.trainer.runs import checkpoint, control_files
-from counterpoint.trainer.taken_over import copied_steps, durable_directories
+from counterpoint.trainer.runs import control_files
+from counterpoint.trainer.taken_over import checkpoints_directory, copied_steps, durable_directories
 from counterpoint.transport import codec
 from counterpoint.transport.arrays import CodecError
 from counterpoint.transport.errors import UserError
@@ -69,7 +69,7 @@ class Kept:
             if (file := control_files.run_directory(self.output_dir, self.run_id) / "control" / name).exists():
                 shutil.copyfile(file, control / name)
         own, other = directory / "trainer" / self.run_id, self.output_dir.absolute() / "trainer" / self.run_id
-        checkpoints = checkpoint.checkpoints_directory(directory, self.run_id)
+        checkpoints = checkpoints_directory(directory, self.run_id)
         checkpoints.mkdir(parents=True)
         if self.first:
             found = durable_directories(self.output_dir, self.run_id)[self.first]

@@ -12,6 +12,7 @@ from counterpoint.inference.checkpoint import is_delta
 from counterpoint.trainer.runs import checkpoint
 from counterpoint.trainer.runs.control_files import run_directory
 from counterpoint.trainer.runs.run import Run
+from counterpoint.trainer.taken_over import checkpoints_directory
 from counterpoint.transport.files.atomic import published_steps
 
 
@@ -23,7 +24,7 @@ def refusal(output_dir: Path, run: Run, durable: int) -> str | None:
     step, run_id = run.progress.step, run.run_id
     if step >= durable:
         return None
-    directory = checkpoint.checkpoints_directory(output_dir, run_id)
+    directory = checkpoints_directory(output_dir, run_id)
     found = f"the newest checkpoint in {directory} is of step {step}" if step else f"{directory} has no checkpoint"
     aside = [path for path in checkpoint.were_set_aside(output_dir, run_id) if _holds(path, durable)]
     back = f"move {aside[-1]} to {directory.parent}" if aside else f"mount or restore {directory.parent}"

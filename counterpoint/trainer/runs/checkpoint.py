@@ -26,19 +26,13 @@ from counterpoint.run.trained import TrainedRun
 from counterpoint.trainer.runs import control_files, shard_files
 from counterpoint.trainer.runs.run import Run, RunProgress
 from counterpoint.trainer.runs.slices import OtherSlices
+from counterpoint.trainer.taken_over import FORMAT, checkpoints_directory, description_of
 from counterpoint.transport.config import IDENTIFIER_PATTERN
 from counterpoint.transport.errors import CheckpointError
 from counterpoint.transport.files.atomic import flush_directory, prune_steps, publish_directory, published_steps
-from counterpoint.transport.files.format_number import OtherFormatError, check_format
+from counterpoint.transport.files.format_number import OtherFormatError
 
 logger = logging.getLogger(__name__)
-
-FORMAT = 1
-
-
-def checkpoints_directory(output_dir: Path, run_id: str) -> Path:
-    """Returns the directory of the trainer's checkpoints of a run."""
-    return output_dir / "trainer" / run_id / "checkpoints"
 
 
 def newest_step(output_dir: Path, run_id: str) -> int:
@@ -183,9 +177,10 @@ def load(run: Run, output_dir: Path, step: int, *, random_state: bool) -> None:
     Raises:
         CheckpointError: the checkpoint cannot be read, or is of another model, adapter, optimizer or format.
     """
-    progress, description = _read_progress(output_dir, run.run_id, step)
     directory = checkpoints_directory(output_dir, run.run_id) / f"step_{step}"
     try:
+        description = description_of(directory, run.run_id, step)
+        progress = RunProgress(**description["progress"])
         _check_alpha(run, description)
         tensors = shard_files.read(
             directory, description.get("shards"), None if run.torch.shards is None else run.torch.shards.own
@@ -194,7 +189,10 @@ def load(run: Run, output_dir: Path, step: int, *, random_state: bool) -> None:
         if random_state:
             _restore_random_state(tensors)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise _unusable(directory, error) from error
+        advice = ". If it is damaged, remove that directory to continue from the checkpoint before"
+        raise CheckpointError(
+            f"the checkpoint {directory} cannot be used: {error}{'' if isinstance(error, OtherFormatError) else advice}"
+        ) from error
     run.progress = progress
     logger.info("run %s continues after step %d, from %s", run.run_id, step, directory)
 
@@ -208,29 +206,6 @@ def _check_alpha(run: Run, description: dict[str, Any]) -> None:
             f"its adapter was trained with training.lora.alpha = {former['alpha']:g}, and run {run.run_id} has {lora.alpha:g}; "
             "put it back, or train another run"
         )
-
-
-def _read_progress(output_dir: Path, run_id: str, step: int) -> tuple[RunProgress, dict[str, Any]]:
-    """Returns the progress, and all that `state.json` says."""
-    directory = checkpoints_directory(output_dir, run_id) / f"step_{step}"
-    try:
-        description = json.loads((directory / "state.json").read_text())
-        check_format(description["format"], FORMAT)
-        if description["run_id"] != run_id:
-            raise ValueError(f"it is of run {description['run_id']!r}; expected {run_id!r}")
-        progress = RunProgress(**description["progress"])
-        if progress.step != step:
-            raise ValueError(f"its progress is of step {progress.step}; expected {step}")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _unusable(directory, error) from error
-    return progress, description
-
-
-def _unusable(directory: Path, error: Exception) -> CheckpointError:
-    advice = ". If it is damaged, remove that directory to continue from the checkpoint before"
-    return CheckpointError(
-        f"the checkpoint {directory} cannot be used: {error}{'' if isinstance(error, OtherFormatError) else advice}"
-    )
 
 
 def _random_state() -> dict[str, Tensor]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from counterpoint.trainer.runs import checkpoint, control_files
 from counterpoint.trainer.runs.run import Run
 from counterpoint.trainer.runs.slices import OtherSlices
+from counterpoint.trainer.taken_over import checkpoints_directory
 from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.telemetry.spans import SpanLog
 
@@ -96,7 +97,7 @@ class Checkpoints:
 
     def _durable(self, run_id: str) -> list[int]:
         """A checkpoint may be seen on the disk before it is flushed."""
-        steps = published_steps(checkpoint.checkpoints_directory(self._output_dir, run_id))
+        steps = published_steps(checkpoints_directory(self._output_dir, run_id))
         return [step for step in steps if step != self.pending(run_id)]
 
     def begin(self, run: Run, *, published: bool = True) -> bool:

@@ -29,29 +29,20 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from counterpoint.run.trained import StartFrom
 from counterpoint.trainer.faults import is_fatal
-from counterpoint.trainer.optimizer import STATE_KEYS
-from counterpoint.trainer.runs import checkpoint
+from counterpoint.trainer.runs import checkpoint, shard_files
 from counterpoint.trainer.runs.run import Run
-from counterpoint.transport.files.atomic import (
-    STABLE,
-    publish_directory,
-    published_steps,
-    remove_directory,
-    write_atomically,
-)
+from counterpoint.trainer.taken_over import MAX_BYTES, description_of, durable_directories, linked
+from counterpoint.transport.files.atomic import published_steps, remove_directory, write_atomically
 from counterpoint.transport.files.format_number import check_format
-from counterpoint.transport.files.links import link_file
 from counterpoint.transport.files.untrusted import open_regular, read_json
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
 
-_MAX_BYTES = 2**20
-"""The size of `state.json` and `copy.json`."""
-
-_STATE, _DESCRIPTION, _COPY = "state.safetensors", "state.json", "copy.json"
+_STATE, _COPY = shard_files.STATE, "copy.json"
 
 
 class CopyRefused(ValueError):
@@ -79,23 +70,6 @@ def copies_directory(output_dir: Path, run_id: str) -> Path:
     return output_dir / "trainer" / run_id / "copies"
 
 
-def saved_directory(output_dir: Path, run_id: str) -> Path:
-    """Returns the directory of the checkpoints of a run that are kept until their asker removes them."""
-    return output_dir / "trainer" / run_id / "saved"
-
-
-def keep(output_dir: Path, run_id: str, step: int) -> None:
-    """Keeps the checkpoint of `step` beyond the newest ones, by links. Raises `OSError`."""
-    target = saved_directory(output_dir, run_id) / f"step_{step}"
-    if step in published_steps(target.parent):
-        return
-    source = checkpoint.checkpoints_directory(output_dir, run_id) / f"step_{step}"
-    with publish_directory(target) as directory:
-        for path in (source / _DESCRIPTION, *source.glob("*.safetensors")):  # one file of each rank
-            link_file(path, directory / path.name)
-        (source / STABLE).stat()  # a removal begins with it: all files above were there
-
-
 def accept(output_dir: Path, receiver: str, copy: Copy, run: Run | None) -> None:
     """Journals a copy, whose `source_step` is durable; from now on it will happen at its step.
 
@@ -103,13 +77,11 @@ def accept(output_dir: Path, receiver: str, copy: Copy, run: Run | None) -> None
     nothing journalled.
     """
     try:
-        source = _durable_directory(output_dir, copy.source, copy.source_step)
+        source = _durable_directory(output_dir, copy)
         position = _check_fits(source, copy, run)
         if run is not None:
             _check_schedule(copy, position, run)
-        with publish_directory(copies_directory(output_dir, receiver) / f"step_{copy.step}") as directory:
-            for name in (_STATE, _DESCRIPTION):
-                link_file(source / name, directory / name)
+        with linked(source, copies_directory(output_dir, receiver) / f"step_{copy.step}") as directory:
             (directory / _COPY).write_text(json.dumps({"format": FORMAT, **asdict(copy)}) + "\n")
     except FileNotFoundError as error:
         raise CopyRefused(f"step {copy.source_step} of run {copy.source} is no longer durable: {error}") from error
@@ -119,7 +91,7 @@ def accept(output_dir: Path, receiver: str, copy: Copy, run: Run | None) -> None
 
 def newest_durable(output_dir: Path, run_id: str) -> int:
     """Returns the newest step of a run that can be copied. Raises `CopyRefused` if there is none."""
-    steps = _durable_steps(output_dir, run_id)
+    steps = durable_directories(output_dir, run_id)
     if not steps:
         raise CopyRefused(f"run {run_id!r} has no durable step in this job; it is copied after its first checkpoint")
     return max(steps)
@@ -131,7 +103,7 @@ def accepted(output_dir: Path, run_id: str, step: int) -> Copy | None:
     if not (directory / "STABLE").exists():
         return None
     try:
-        description = read_json(directory / _COPY, _MAX_BYTES)
+        description = read_json(directory / _COPY, MAX_BYTES)
         check_format(description.pop("format"), FORMAT)
         copy = Copy(**description)
         if copy.step != step:
@@ -183,7 +155,6 @@ def read(run: Run, output_dir: Path, step: int) -> CopiedState:
         tensors = load_file(directory / _STATE)
         if not copy.optimizer:
             tensors = {name: tensor for name, tensor in tensors.items() if name.startswith("master.")}
-        run.torch.optimizer.check_state(tensors)
     except Exception as error:  # a lack of memory, or any error of damaged files; the other ranks wait for the answer
         if is_fatal(error):
             raise
@@ -227,7 +198,7 @@ def note_published(output_dir: Path, run_id: str, version: int) -> None:
 def published_before(output_dir: Path, run_id: str) -> int:
     """Returns the highest version that was noted; 0 if there is none."""
     try:
-        return int(read_json(_published_path(output_dir, run_id), _MAX_BYTES)["version"])
+        return int(read_json(_published_path(output_dir, run_id), MAX_BYTES)["version"])
     except FileNotFoundError:
         return 0
 
@@ -241,51 +212,33 @@ def forget(output_dir: Path, run_id: str, step: int) -> None:
     remove_directory(copies_directory(output_dir, run_id) / f"step_{step}")
 
 
-def start(output_dir: Path, run: str, source: str, step: int | None, *, schedule: bool, optimizer: bool = True) -> None:
+def start(output_dir: Path, run_id: str, origin: StartFrom) -> None:
     """Accepts the copy that a run without a checkpoint starts from, unless it was accepted before. Raises `CopyRefused`."""
     with suppress(CopyRefused):  # a damaged one is made anew
-        former = accepted(output_dir, run, 0)
-        if (
-            former is not None
-            and (former.source, former.schedule, former.optimizer) == (source, schedule, optimizer)
-            and step in (None, former.source_step)
-        ):
+        former = accepted(output_dir, run_id, 0)
+        asked = origin.run, origin.schedule, origin.optimizer, origin.step or (former and former.source_step)
+        if former and (former.source, former.schedule, former.optimizer, former.source_step) == asked:
             return
-    forget(output_dir, run, 0)
-    source_step = newest_durable(output_dir, source) if step is None else step
-    accept(output_dir, run, Copy(0, source, source_step, schedule, None, optimizer), None)
+    forget(output_dir, run_id, 0)
+    step = origin.step or newest_durable(output_dir, origin.run)
+    accept(output_dir, run_id, Copy(0, origin.run, step, origin.schedule, None, origin.optimizer), None)
 
 
-def _durable_steps(output_dir: Path, run_id: str) -> set[int]:
-    checkpoints = checkpoint.checkpoints_directory(output_dir, run_id)
-    return {*published_steps(checkpoints), *published_steps(saved_directory(output_dir, run_id))}
-
-
-def _durable_directory(output_dir: Path, run_id: str, step: int) -> Path:
-    """Returns the checkpoint of a run's step. Raises `ValueError` if there is none, or if it is outside the job's directory."""
-    own = (output_dir / "trainer").resolve()
-    # A saved one first: the thread that writes checkpoints may remove the other any time.
-    for parent in (saved_directory(output_dir, run_id), checkpoint.checkpoints_directory(output_dir, run_id)):
-        directory = parent / f"step_{step}"
-        if (directory / "STABLE").exists():
-            if directory.resolve() != own / run_id / parent.name / directory.name:
-                raise ValueError(f"{directory} leads to {directory.resolve()}, which is not this run's")
-            return directory
-    raise ValueError(
-        f"it is not durable; the durable steps of run {run_id} are {sorted(_durable_steps(output_dir, run_id)) or 'none'}"
-    )
+def _durable_directory(output_dir: Path, copy: Copy) -> Path:
+    """Returns the checkpoint to copy. Raises `ValueError` if there is none, or if it is outside the job's directory."""
+    durable = durable_directories(output_dir, copy.source)
+    if (found := durable.get(copy.source_step)) is None:
+        raise ValueError(f"it is not durable; the durable steps of run {copy.source} are {[*durable] or 'none'}")
+    if found.resolve() != (output_dir / "trainer").resolve() / found.relative_to(output_dir / "trainer"):
+        raise ValueError(f"{found} leads to {found.resolve()}, which is not this run's")
+    return found
 
 
 def _check_fits(directory: Path, copy: Copy, run: Run | None) -> int:
     """Returns the source's position in its schedule. Raises `ValueError` unless the checkpoint is its, and fits the run."""
-    description = read_json(directory / _DESCRIPTION, _MAX_BYTES)
-    progress = description.get("progress")
-    if not isinstance(progress, dict) or type(offset := progress.get("schedule_offset", 0)) is not int:
-        raise ValueError(f"progress in {directory / _DESCRIPTION} is {progress!r}; expected a table of whole numbers")
-    if (found := description.get("run_id")) != copy.source or progress.get("step") != copy.source_step:
-        raise ValueError(f"its checkpoint is of step {progress.get('step')} of run {found!r}")
+    description = description_of(directory, copy.source, copy.source_step)
     open_regular(directory / _STATE).close()  # safetensors would wait for a FIFO
-    position = copy.source_step + offset
+    position: int = copy.source_step + description["progress"].get("schedule_offset", 0)
     if run is None:
         return position
     if run.config.training.lora is None:
@@ -293,7 +246,9 @@ def _check_fits(directory: Path, copy: Copy, run: Run | None) -> int:
     own, theirs = checkpoint.meaning(run), description.get("training")
     if theirs != own:
         raise ValueError(f"it was trained with {_words(theirs)}, and run {run.run_id} with {_words(own)}")
-    _check_tensors(directory / _STATE, run)
+    with safe_open(directory / _STATE, "pt") as file:
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 - not a mapping
+    run.torch.optimizer.check_state(shapes)
     return position
 
 
@@ -306,20 +261,6 @@ def _check_schedule(copy: Copy, position: int, run: Run) -> None:
             f"{decay!r}) at steps = {steps}: every update would have the learning rate 0; raise steps, or copy it without "
             "schedule"
         )
-
-
-def _check_tensors(path: Path, run: Run) -> None:
-    parameters = run.torch.optimizer.parameters
-    keys = ("master", *STATE_KEYS[run.config.training.optimizer])
-    with safe_open(path, "pt") as file:
-        names = [name for name in file.keys() if not name.startswith("random.")]  # noqa: SIM118 - not a mapping
-        known = {f"{key}.{name}" for key in keys for name in parameters}
-        missing = sorted({f"master.{name}" for name in parameters} - set(names))
-        if wrong := sorted(set(names) - known) + missing:
-            raise ValueError(f"{wrong[0]} is in one of the two runs only; compare target_modules and optimizer")
-        for name, parameter in parameters.items():
-            if (shape := list(file.get_slice(f"master.{name}").get_shape())) != list(parameter.shape):
-                raise ValueError(f"{name} has the shape {shape}; expected {list(parameter.shape)}")
 
 
 def _words(training: Any) -> str:

@@ -26,7 +26,7 @@ from counterpoint.trainer.runs.checkpoints import Checkpoints
 from counterpoint.trainer.runs.control_files import run_directory
 from counterpoint.trainer.runs.copies import Copy, CopyRefused
 from counterpoint.trainer.runs.run import Run
-from counterpoint.trainer.taken_over import start_directory
+from counterpoint.trainer.taken_over import keep, start_directory
 from counterpoint.transport.files.atomic import DISK_FAULTS, published_steps, remove_directory
 from counterpoint.transport.printable import printable
 
@@ -49,10 +49,7 @@ class RunRequests:
         if run.progress.step or (origin := run.config.training.start_from) is None:
             return
         try:
-            copies.start(
-                self._output_dir, run.run_id, origin.run, origin.step,
-                schedule=origin.schedule, optimizer=origin.optimizer,
-            )  # fmt: skip
+            copies.start(self._output_dir, run.run_id, origin)
         except CopyRefused as error:
             run.failure = f"training.start_from: {error}"
 
@@ -145,7 +142,7 @@ class RunRequests:
                 raise CopyRefused(f"step {run.progress.step} cannot be saved; the trainer's log says why")
             return None
         del asked[request_id]
-        copies.keep(self._output_dir, run.run_id, newest)
+        keep(self._output_dir, run.run_id, newest)
         return Answer(request_id=request_id, outcome="done", step=newest)
 
     def _copied(self, run: Run, request: CopyRequest, taken: int) -> None:

@@ -21,6 +21,7 @@ from counterpoint.trainer.runs.control_files import run_directory
 from counterpoint.trainer.runs.manager import get_multi_run_manager
 from counterpoint.trainer.sft.batches import SftBatches
 from counterpoint.trainer.sft.config import ENVIRONMENT, SftConfig
+from counterpoint.trainer.taken_over import checkpoints_directory
 from counterpoint.trainer.train import train
 from counterpoint.trainer.work.sources import Data
 from counterpoint.transport.files.atomic import published_steps, write_atomically
@@ -136,7 +137,7 @@ def _check_identity(path: Path, batches: SftBatches, resume: bool) -> None:
 
 def _kept(config: SftConfig) -> int:
     """Returns the step of the oldest of the newest checkpoints, which are kept; 0 without any."""
-    steps = published_steps(checkpoint.checkpoints_directory(config.output_dir, config.run_id))
+    steps = published_steps(checkpoints_directory(config.output_dir, config.run_id))
     return min(steps[-config.trainer.keep_checkpoints :], default=0)
 
 
@@ -145,7 +146,7 @@ def _refuse_lost_checkpoints(path: Path, config: SftConfig) -> None:
     had = json.loads(path.read_text()).get("checkpoint", 0) if path.exists() else 0
     found = checkpoint.newest_step(config.output_dir, config.run_id)
     if found < had:
-        directory = checkpoint.checkpoints_directory(config.output_dir, config.run_id)
+        directory = checkpoints_directory(config.output_dir, config.run_id)
         newest = (
             f"the newest checkpoint in {directory} is of step {found}" if found else f"{directory} has no checkpoint"
         )

@@ -13,9 +13,9 @@ from typing import ClassVar
 from counterpoint.run.items import UpdateValues
 from counterpoint.trainer.metrics import MetricValue
 from counterpoint.trainer.optimizer import KIND_OF, check_values
-from counterpoint.trainer.runs import copies
 from counterpoint.trainer.runs.run import Run
 from counterpoint.trainer.shells.shared import Shared
+from counterpoint.trainer.taken_over import keep
 from counterpoint.trainer.work.order import Due, Order
 from counterpoint.trainer.work.sources import Item
 from counterpoint.transport.records import Batch
@@ -99,7 +99,7 @@ class AskedShell:
             shared.checkpoints.complete(run.run_id)
             answer = run.progress.step
             if item.saves == "kept" and run.progress.step:
-                copies.keep(shared.config.output_dir, run.run_id, run.progress.step)
+                keep(shared.config.output_dir, run.run_id, run.progress.step)
         return answer
 
     def _update(self, run: Run, item: Item) -> dict[str, MetricValue]:

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from counterpoint.trainer.runs import checkpoint
+from counterpoint.trainer.taken_over import checkpoints_directory
 from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.messages import Hello
 from tests.trainer.conftest import make_run_config
@@ -40,7 +41,7 @@ def test_a_trainer_behind_the_run_refuses_it_and_removes_nothing(
     broadcasts = trained(tmp_path, dense_directory)
     published = contents(broadcasts)
     disk = {"all": tmp_path / "trainer", "the run's": tmp_path / "trainer" / "winner"}.get(
-        lost, checkpoint.checkpoints_directory(tmp_path, "winner")
+        lost, checkpoints_directory(tmp_path, "winner")
     )
     away = Path(shutil.copytree(disk, tmp_path / "away"))
     if lost == "the newest":  # an older state: step 2 is there, and batches up to 3 are not any more
@@ -57,7 +58,7 @@ def test_a_trainer_behind_the_run_refuses_it_and_removes_nothing(
         one.wire.say("winner", Hello("winner", 3))
         one.turn_until(lambda: "winner" in one.wire.evicted, "the refusal")
         reason = one.wire.evicted["winner"]
-        assert str(checkpoint.checkpoints_directory(tmp_path, "winner")) in reason
+        assert str(checkpoints_directory(tmp_path, "winner")) in reason
         assert "up to step 3" in reason
         assert lost != "set aside" or f"move {away} to {disk}," in reason
         assert f'training.lora.start_from = "{broadcasts / "step_4"}"' in reason, "the way back"

@@ -16,6 +16,7 @@ from counterpoint.trainer.metrics import MetricsFile
 from counterpoint.trainer.probe import BrokenWeights
 from counterpoint.trainer.runs import checkpoint
 from counterpoint.trainer.runs.checkpoints import Checkpoints
+from counterpoint.trainer.taken_over import checkpoints_directory
 from counterpoint.transport.errors import CheckpointError
 from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.telemetry.spans import SpanLog
@@ -30,7 +31,7 @@ def test_a_resumed_run_removes_the_checkpoint_from_which_it_goes_on_also_on_nfs(
     first = make_lone_run(tmp_path, dense_directory)
     first.train(make_batch(1))
     checkpoint.write(checkpoint.take(first.run), tmp_path, keep=1)
-    state = checkpoint.checkpoints_directory(tmp_path, "default") / "step_1" / "state.safetensors"
+    state = checkpoints_directory(tmp_path, "default") / "step_1" / "state.safetensors"
     keep_removed_files(monkeypatch)
     second = make_lone_run(tmp_path, dense_directory, resume=True)
     assert is_held(state.stat().st_ino)
@@ -109,7 +110,7 @@ def test_only_the_newest_are_kept(dense_directory: Path, tmp_path: Path) -> None
         lone.train(make_batch(step))
         checkpoint.write(checkpoint.take(lone.run), tmp_path, keep=2)
         broadcaster.publish(lone.model, lone.run)
-    assert published_steps(checkpoint.checkpoints_directory(tmp_path, "default")) == [2, 3]
+    assert published_steps(checkpoints_directory(tmp_path, "default")) == [2, 3]
     assert published_steps(broadcaster.directory) == [2, 3]
     broadcaster.remove_beyond(2)
     assert published_steps(broadcaster.directory) == [2]
@@ -122,7 +123,7 @@ def test_a_checkpoint_of_another_model_is_refused(dense_directory: Path, moe_dir
     other = make_lone_run(tmp_path, moe_directory)
     with pytest.raises(CheckpointError, match=r"step_1 cannot be used: weight .* is missing"):
         checkpoint.load(other.run, tmp_path, 1, random_state=False)
-    state = checkpoint.checkpoints_directory(tmp_path, "default") / "step_1" / "state.json"
+    state = checkpoints_directory(tmp_path, "default") / "step_1" / "state.json"
     description = json.loads(state.read_text())
     state.write_text(json.dumps(description | {"format": 99}))
     with pytest.raises(CheckpointError, match=r"newer version .* format 99") as raised:
@@ -145,7 +146,7 @@ def test_a_checkpoint_that_says_it_is_another_is_refused(
     lone = make_lone_run(tmp_path, dense_directory)
     lone.train(make_batch(1))
     checkpoint.write(checkpoint.take(lone.run), tmp_path, keep=1)
-    state = checkpoint.checkpoints_directory(tmp_path, "default") / "step_1" / "state.json"
+    state = checkpoints_directory(tmp_path, "default") / "step_1" / "state.json"
     description = json.loads(state.read_text())
     said = {key: description[key] | value if isinstance(value, dict) else value for key, value in said.items()}
     state.write_text(json.dumps(description | said))

@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from counterpoint.trainer.runs import copies, shard_files
+from counterpoint.trainer.runs import shard_files
 from counterpoint.trainer.runs.shard_files import file_name, slice_of, write_own
+from counterpoint.trainer.taken_over import keep, saved_directory
 from tests.trainer.one_process_trainer import Death, Deaths
 
 WEIGHTS = {"one": torch.arange(15.0).view(5, 3), "two": torch.arange(8.0) + 100}
@@ -125,7 +126,7 @@ def test_a_checkpoint_that_is_kept_has_the_slices_of_all_ranks(tmp_path: Path) -
     (tmp_path / "checkpoint").rename(source)
     (source / "state.json").write_text("{}")
     (source / "STABLE").touch()
-    copies.keep(tmp_path, "one", 4)
+    keep(tmp_path, "one", 4)
     shutil.rmtree(source)
-    kept = copies.saved_directory(tmp_path, "one") / "step_4"
+    kept = saved_directory(tmp_path, "one") / "step_4"
     assert torch.equal(shard_files.read(kept, shards, None)["master.one"], WEIGHTS["one"])
