@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from counterpoint.cli.arguments.job import add_job, job_of
-from counterpoint.cli.branch.branch import step_of
+from counterpoint.cli.branch.branch import removal_of, step_of
 from counterpoint.job.branch import bisect
 from counterpoint.transport.printable import printable
 from counterpoint.transport.process.stop_requests import interrupted_in_order
@@ -22,6 +22,7 @@ def main(arguments: list[str]) -> int:
         return 0
     with interrupted_in_order():
         found = bisect.carry_out(plan, lambda said: print(printable(said), flush=True)).rollouts
+    print(printable(removal_of(job, f"{bisect.beginning(given.run)}*")))
     if not found:
         print(f"no one rollout was found: several made {plan.metric} go bad together, or none of these did")
         return 1

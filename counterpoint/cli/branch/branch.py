@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 from pathlib import Path
 
 from counterpoint.cli.arguments.job import add_job, job_of
@@ -79,6 +80,14 @@ def _parser() -> argparse.ArgumentParser:
     add_job(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON, for programs")
     return parser
+
+
+def removal_of(job: Path, names: str) -> str:
+    """Returns how to remove ended branches with these ids, a pattern of the shell, and what the trainer has kept of them."""
+    directory = shlex.quote(str(job))
+    return (
+        f"its branches stay on the disk; once none is needed: rm -r {directory}/trainer/{names} {directory}/run_{names}"
+    )
 
 
 def step_of(text: str) -> int:

@@ -10,7 +10,7 @@ import time
 from dataclasses import asdict
 
 from counterpoint.cli.arguments.job import add_job, job_of
-from counterpoint.cli.branch.branch import change_of, step_of
+from counterpoint.cli.branch.branch import change_of, removal_of, step_of
 from counterpoint.job.number_format import duration
 from counterpoint.job.trial.ask import asked_of
 from counterpoint.job.trial.conduct import conduct
@@ -29,7 +29,8 @@ def main(arguments: list[str]) -> int:
     verdict = conduct(job, record, asked, lambda words: print(printable(words), file=sys.stderr, flush=True))
     seconds = time.monotonic() - began
     values = {"try": record.name, "asked": asked.model_dump(), **asdict(verdict), "seconds": seconds}
-    print(json.dumps(values) if given.json else printable(_in_words(record.name, verdict, seconds)))
+    sentence = f"{_in_words(record.name, verdict, seconds)}\n{removal_of(job, f'{record.name}-with*')}"
+    print(json.dumps(values) if given.json else printable(sentence))
     return 0
 
 

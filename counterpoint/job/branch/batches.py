@@ -69,7 +69,8 @@ def write_batch(
     kept = [index for index, each in enumerate(batch.samples) if each.rollout_id not in left_out]
     if not kept:
         raise UserError(
-            f"--without {', '.join(without)}: nothing would be left of step {batch.step}, and a step trains at least one sample"
+            f"--without {', '.join(without)}: nothing would be left of step {batch.step}, and a step trains at least one sample; "
+            f"leave out less of it, or, to have that step played anew, go on from a step before it: --step {batch.step - 1}"
         )
     own = replace(part(batch, kept) if left_out else batch, run_id=name)
     with publish_directory(target) as directory:

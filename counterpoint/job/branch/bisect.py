@@ -103,10 +103,18 @@ def plan(job: Path, run_id: str, metric: str, good: int, bad: int, steps: int) -
 
 
 def _spread(batches: Iterable[Batch]) -> list[str]:
-    """Returns the rollouts of batches, each batch's evenly among the others': no half of them is all of a batch."""
+    """Returns the rollouts of batches, each batch's evenly among the others': no half of them is all of a batch.
+
+    Raises `UserError` for a batch of one rollout.
+    """
     placed: list[tuple[float, str]] = []
     for batch in batches:
         rollouts = list(dict.fromkeys(sample.rollout_id for sample in batch.samples))
+        if len(rollouts) == 1:
+            raise UserError(
+                f"step {batch.step} has trained rollout {rollouts[0]} alone, and no branch can leave all of a step out: "
+                f"look at that rollout, or branch from step {batch.step - 1}, whose next step is played anew"
+            )
         placed += [((place + 0.5) / len(rollouts), rollout) for place, rollout in enumerate(rollouts)]
     return [rollout for _, rollout in sorted(placed)]
 
@@ -134,9 +142,14 @@ def carry_out(plan: BisectPlan, say: Callable[[str], None]) -> Narrowed:
     return asked
 
 
+def beginning(run_id: str) -> str:
+    """Returns what the names of a run's branches begin with; a number follows."""
+    return f"{run_id[:50]}-bisect-"
+
+
 def _made(plan: BisectPlan, without: Sequence[str]) -> RunConfig:
     """Returns the branch without these rollouts: the one of an earlier bisection, or a new one."""
-    for name in (f"{plan.run_id[:50]}-bisect-{number}" for number in count(1)):
+    for name in (f"{beginning(plan.run_id)}{number}" for number in count(1)):
         if not (plan.job / f"run_{name}").exists():
             break
         origin = origin_of(plan.job / f"run_{name}")

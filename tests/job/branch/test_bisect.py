@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +13,20 @@ import pytest
 from counterpoint.cli.main import main
 from counterpoint.job.admin import orchestrator_process
 from counterpoint.job.branch import bisect, played
+from counterpoint.job.branch.bisection import Narrowed
 from counterpoint.job.branch.configuration import branched_config
 from counterpoint.job.branch.kept import StepNotKept
 from counterpoint.job.branch.played import PlayedBranch
 from counterpoint.run.branches import BRANCH_FILE
 from counterpoint.run.config import RunConfig
 from counterpoint.trainer.runs.control_files import evict
+from counterpoint.trainer.work.batch_parts import part
+from counterpoint.transport import codec
 from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.atomic import publish_directory, remove_directory
 from tests.job.branch.test_begin import FROM, record_batches, with_trained, write_commits, write_original
 from tests.support.jobs import shipped_line, write_lines
+from tests.trainer.conftest import make_batch
 
 
 @pytest.fixture
@@ -79,6 +85,36 @@ def test_steps_that_were_not_kept_are_named(fallen: RunConfig, capsys: pytest.Ca
         bisect.plan(fallen.output_dir, "old", "reward/mean", 1, 5, 1)
     assert main(["bisect", "old", "--good", "1", "--bad", "5", "--job", str(fallen.output_dir)]) == 3
     capsys.readouterr()
+
+
+def test_a_step_of_one_rollout_cannot_be_left_out(fallen: RunConfig) -> None:
+    remove_directory(fallen.run_dir / "rollouts" / "step_4")
+    with publish_directory(fallen.run_dir / "rollouts" / "step_4") as directory:
+        codec.write_file(directory / "batch.bin", part(make_batch(4, run_id="old"), [2]))
+    with pytest.raises(UserError, match=r"step 4 has trained rollout 4-2 alone, .* branch from step 3"):
+        bisect.plan(fallen.output_dir, "old", "reward/mean", 1, 5, 1)
+
+
+@pytest.mark.parametrize(("found", "code"), [(("3-1",), 0), ((), 1)])
+def test_how_to_remove_the_branches_is_said_at_the_end(
+    fallen: RunConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    found: tuple[str, ...],
+    code: int,
+) -> None:
+    job = fallen.output_dir
+    for name in ("old-bisect-1", "old-bisect-2", "other"):
+        with_trained(fallen.model_copy(update={"run_id": name}), 2)
+        (job / f"run_{name}").mkdir()
+    monkeypatch.setattr(bisect, "carry_out", lambda *_: Narrowed(found))
+    assert main(["bisect", "old", "--good", "1", "--bad", "5", "--start", "--job", str(job)]) == code
+    (command,) = (
+        line.partition("needed: ")[2] for line in capsys.readouterr().out.splitlines() if "stay on the disk" in line
+    )
+    subprocess.run(command, shell=True, check=True, timeout=60)
+    assert not [*job.rglob("*old-bisect-*")]
+    assert {path.name for path in job.glob("run_*")} == {"run_old", "run_other"}
 
 
 def test_a_job_that_does_not_run_is_said_before_a_branch_is_made(fallen: RunConfig) -> None:
