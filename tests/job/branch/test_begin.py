@@ -230,6 +230,24 @@ def test_what_cannot_be_is_refused_with_nothing_left(
     assert not list(original.output_dir.glob(".branch*"))
 
 
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"run_id": "other"}, "it is of run 'other'; expected 'old'"),
+        ({"progress": {"step": 4}}, "it is of step 4; expected 2"),
+        ({"format": 99}, "a newer version"),
+        ({"progress": 3}, r"state\.json is 3; expected a table"),
+    ],
+)
+def test_a_checkpoint_that_is_not_of_the_run_and_step_is_no_branchs(
+    original: RunConfig, changed: dict[str, Any], words: str
+) -> None:
+    state = original.output_dir / "trainer/old/checkpoints/step_2/state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | changed))
+    with pytest.raises(UserError, match=words):
+        branch(original.output_dir, "old", FROM, "new", {})
+
+
 def test_a_preparation_that_was_killed_is_made_anew(original: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
