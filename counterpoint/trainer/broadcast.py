@@ -35,6 +35,7 @@ from counterpoint.trainer.ranks import Ranks
 from counterpoint.trainer.runs.control_files import run_directory
 from counterpoint.trainer.runs.manager import MultiRunManager
 from counterpoint.trainer.runs.run import Run
+from counterpoint.trainer.runs.witness import note
 from counterpoint.transport.config import IDENTIFIER_PATTERN
 from counterpoint.transport.files.atomic import (
     flush,
@@ -137,6 +138,7 @@ class Broadcaster:
         the adapter of a run that trains one. A digest is published for each of `precisions`.
         """
         self._manager = manager
+        self._output_dir = output_dir
         self.directory = run_directory(output_dir, run_id) / "broadcast"
         self._named = run_directory(output_dir, run_id) / "published"
         self._base_model = base_model
@@ -156,7 +158,8 @@ class Broadcaster:
     def publish(self, model: nn.Module, run: Run, assembled: Assembled | None = None) -> None:
         """Publishes the run's weights unless they are published already, and removes all but the newest versions.
 
-        `assembled` is needed of a sharded model.
+        The trainer's note of the step (`counterpoint/trainer/runs/witness.py`) comes before they appear. `assembled` is needed
+        of a sharded model.
 
         Raises:
             OSError: disk full, no permission, or the run's directory is gone; nothing appears.
@@ -165,6 +168,8 @@ class Broadcaster:
         version, lora = run.progress.step, run.config.training.lora
         self._check_directory()
         if version in published_steps(self.directory):
+            if not self._begun:
+                self._note(run, self._path(version), durable=True)
             return
         self.directory.parent.stat()  # do not make a run's deleted directory again
         # Not flushed, as all runs would wait for the disk: a version to which a checkpoint returns is flushed with it. Only the
@@ -174,9 +179,13 @@ class Broadcaster:
             if lora is None:
                 self._write(model, _state(model, assembled), run, directory)
             self._probed = self._prove(model, run, assembled, directory, self._probed)
+            self._note(run, directory, durable)
         self._newest = self._path(version)
         for old in published_steps(self.directory)[: -self._keep]:
             remove_directory(self._path(old))
+
+    def _note(self, run: Run, weights: Path, durable: bool) -> None:
+        note(self._output_dir, run.run_id, run.progress.step, run.progress.batch, weights, durable=durable)
 
     def publish_as(self, name: str, model: nn.Module, run: Run, assembled: Assembled | None = None) -> Path:
         """Publishes the run's weights as they are under a name, whole and on the disk; returns where they are.

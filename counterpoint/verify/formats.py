@@ -76,7 +76,7 @@ class Receipt(Struct):
     shipped: list[int]
     unfinished: list[int]
     examples: dict[str, Examples]
-    weights: dict[str, str]
+    weights: dict[int, str]
     rollouts: list[str]
     records: str
     code: dict[str, str] = {}
@@ -93,12 +93,6 @@ class ItemReceipt(Struct, rename={"step": "item"}):
     updates: int
     fault: str = ""
     weights: dict[str, str] = {}
-
-
-class BranchStart(Struct):
-    """What is read of a branch's `branch.json`: the step of the other run after which it goes on."""
-
-    step: int
 
 
 class RecordedTurn(Struct):
@@ -163,10 +157,12 @@ class ProbeFile(Struct):
 
 
 class Trained(Struct):
-    """The last step of a trainer's checkpoint, the digest of its batch, and of a driven run the item that updated."""
+    """What is said of a step: the digests of its batch and its weights, the newest receipt then, a driven run's item."""
 
     step: int
     batch: str = ""
+    weights: str = ""
+    head: str = ""
     item: int = 0
 
 
@@ -176,7 +172,7 @@ class TrainerState(Struct):
     progress: Trained
 
 
-Read = TypeVar("Read", BranchStart, Receipt, ItemReceipt, Played, ProbeFile, TrainerState)
+Read = TypeVar("Read", bound=Struct)
 
 
 def read(data: bytes, kind: type[Read]) -> Read:
@@ -185,6 +181,6 @@ def read(data: bytes, kind: type[Read]) -> Read:
         found = json.decode(data, type=kind)
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"it is no {kind.__name__.lower()} of format {FORMAT}: {error}") from None
-    if isinstance(found, Receipt | ItemReceipt) and found.format != FORMAT:
-        raise Unreadable(f"its format is {found.format}; this checker reads {FORMAT}")
+    if (number := getattr(found, "format", FORMAT)) != FORMAT:
+        raise Unreadable(f"its format is {number}; this checker reads {FORMAT}")
     return found

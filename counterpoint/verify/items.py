@@ -9,7 +9,7 @@ from counterpoint.verify.chain import FILE, receipts
 from counterpoint.verify.files import Directory
 from counterpoint.verify.formats import ItemReceipt, ProbeFile, read
 from counterpoint.verify.report import Verdict
-from counterpoint.verify.training import checkpoints_of
+from counterpoint.verify.witness import checkpoints_of
 
 
 def verify_items(path: Path, report: Verdict, head: str | None) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +11,11 @@ import numpy.typing as npt
 from counterpoint.verify.advantages import OVER_STEP, base_advantages
 from counterpoint.verify.arrays import Arrays, TrainedBatch, read_batch
 from counterpoint.verify.files import Directory
-from counterpoint.verify.formats import Filter, Played, ProbeFile, Trained, TrainerState, read
+from counterpoint.verify.formats import Filter, Played
 from counterpoint.verify.records import DIGITS, Step
-from counterpoint.verify.report import Verdict
 
 
-def check_turns(step: Step, weights: dict[str, list[str]], loads: dict[str, int]) -> None:
+def check_turns(step: Step, weights: dict[int, list[str]], loads: dict[str, int]) -> None:
     """Checks each turn: staleness allowed its version, its server's load has no other version, its tokens have its hash.
 
     `loads` has the version of each load that is known.
@@ -30,7 +28,7 @@ def check_turns(step: Step, weights: dict[str, list[str]], loads: dict[str, int]
             is_whole = each.tokens is not None and turn.completion_hash is not None
             for counted in (
                 (bool(process), "loads of turns", "turns whose server does not say by which load of weights"),
-                (str(version) in weights, "turns of known weights", "turns of weights whose digest no receipt has"),
+                (version in weights, "turns of known weights", "turns of weights whose digest no receipt has"),
                 (is_whole, "hashes of turns", "turns without a hash, or whose tokens are not recorded whole"),
             ):
                 step.report.count(*counted)
@@ -48,37 +46,6 @@ def check_turns(step: Step, weights: dict[str, list[str]], loads: dict[str, int]
 def _is_hash(said: str | None, ids: npt.NDArray[np.int32]) -> bool:
     """Whether a turn's hash is that of these ids. One without a hash has that of any."""
     return said is None or sha256(ids.tobytes()).hexdigest()[:DIGITS] == said
-
-
-def checkpoints_of(job: Path, report: Verdict) -> Iterator[tuple[int, str, Trained]]:
-    """Yields each checkpoint that the trainer has of the run: its step, its file, and what that says to have trained."""
-    trainer = Directory(job / "trainer" / report.run)
-    for step in trainer.steps("checkpoints"):
-        name = f"checkpoints/step_{step}/state.json"
-        with report.reading(f"trainer/{report.run}/{name}", step):
-            yield step, f"trainer/{report.run}/{name}", read(b"".join(trainer.lines(name)), TrainerState).progress
-
-
-def check_trained(job: Path, batches: dict[int, str], report: Verdict) -> None:
-    """Compares the batches that the trainer's checkpoints of the run say to have trained with those of receipts."""
-    for step, file, made in checkpoints_of(job, report):
-        if not made.batch or (expected := batches.get(made.step)) is None:
-            continue
-        report.checked["batches that the trainer's checkpoints name"] += 1
-        if made.batch != expected:
-            what = f"it has trained another batch, {made.batch}, than that of the receipt, {expected}"
-            report.damage(file, what, step)
-
-
-def check_weights(run: Directory, weights: dict[str, list[str]], report: Verdict) -> None:
-    """Compares the broadcasts that are still there with the digests in receipts, and counts versions that had several."""
-    for version in run.steps("broadcast"):
-        name, known = f"broadcast/step_{version}/probe.json", weights.get(str(version))
-        with report.reading(name, version, may_miss=True):
-            if known and read(next(run.lines(name), b""), ProbeFile).digest != known[-1]:
-                report.damage(name, "its digests are not those that a receipt has of this version", version)
-    if twice := sum(len({*digests}) > 1 for digests in weights.values()):
-        report.unchecked["versions of weights that were published again with another digest"] += twice
 
 
 def check_filters(step: Step) -> None:

@@ -20,7 +20,9 @@ from safetensors.torch import load_file
 from counterpoint.inference import delta
 from counterpoint.inference.checkpoint import BASE, DELTA, is_delta
 from counterpoint.inference.digest import DTYPES, digests_of
+from counterpoint.run.receipts import RECEIPTS_FILE, head_of, published_weights
 from counterpoint.trainer.broadcast import Broadcaster, own_memory
+from counterpoint.trainer.runs.witness import FILE
 from counterpoint.transport.files.atomic import published_steps
 from tests.trainer.conftest import make_batch
 from tests.trainer.lone_run import make_lone_run
@@ -87,6 +89,33 @@ def test_most_versions_of_bfloat16_weights_are_published_as_what_changed(dense_d
         said = orjson.loads((directory / "probe.json").read_bytes())["digests"]
         assert said == digests_of(published)
     assert kinds == ["whole", "delta", "delta", "whole", "whole"], "the first, every third, and the last"
+
+
+@pytest.mark.slow
+def test_each_version_is_noted_before_it_appears(dense_directory: Path, tmp_path: Path) -> None:
+    """With the batch and the newest receipt. A process that finds its version published notes it, and so that it began anew."""
+    lone = make_lone_run(tmp_path, dense_directory)
+    receipts = tmp_path / "run_default" / RECEIPTS_FILE
+
+    def broadcaster() -> Broadcaster:
+        return Broadcaster(lone.learner.manager, tmp_path, "default", str(dense_directory), 2)
+
+    first = broadcaster()
+    first.publish(lone.model, lone.run)
+    receipts.write_bytes(b'{"step": 1}\n{"step": 2')
+    lone.train(make_batch(1))
+    lone.run.progress.batch = "of step 1"
+    first.publish(lone.model, lone.run)
+    broadcaster().publish(lone.model, lone.run)
+    lines = [orjson.loads(line) for line in (tmp_path / "trainer/default" / FILE).read_bytes().splitlines()]
+    weights = [published_weights(tmp_path / f"run_default/broadcast/step_{step}") for step in (0, 1)]
+    one = {"step": 1, "batch": "of step 1", "weights": weights[1], "head": head_of(b'{"step": 1}')}
+    assert lines == [{"step": 0, "batch": "", "weights": weights[0], "head": ""}, one, one]
+    receipts.unlink()
+    os.mkfifo(receipts)
+    lone.train(make_batch(2))
+    first.publish(lone.model, lone.run)
+    assert published_steps(tmp_path / "run_default/broadcast") == [1, 2], "a FIFO is not waited for"
 
 
 @pytest.mark.slow

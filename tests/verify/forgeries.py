@@ -103,7 +103,7 @@ def _other(values: dict[str, Any], draw: random.Random) -> dict[str, Any]:
 
 
 def chained(run_dir: Path, step: int, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Rewrites a receipt, the chain after it, and the copies in checkpoints: nothing but a noted head shows that."""
+    """Rewrites a receipt, the chain after it, and the copies in checkpoints: what somebody noted of it before shows that."""
     path = run_dir / "receipts.jsonl"
     lines, previous = [], ""
     for line in lines_of(path):
@@ -135,10 +135,22 @@ def rewritten_receipt(run_dir: Path, step: int, draw: random.Random) -> None:
 
 
 def rewritten_weights(run_dir: Path, step: int, draw: random.Random) -> None:
-    """Of a version that is not published any more, nobody can tell but by the head."""
+    """Of a version that is not published any more."""
     chained(run_dir, step, lambda values: values | {"weights": {str(step - 1): draw.randbytes(32).hex()}})
     for version in range(step):
         shutil.rmtree(run_dir / f"broadcast/step_{version}")
+
+
+def rewritten_all(run_dir: Path, step: int, draw: random.Random) -> None:
+    """What no record shows, with what the trainer has noted: only who noted the head elsewhere can tell."""
+    before = lines_of(run_dir / "receipts.jsonl")
+    forged = {"configuration": draw.randbytes(32).hex()}
+    chained(run_dir, step, lambda values: values | forged)
+    notes = (noted := run_dir.parent / "trainer/one/trained.jsonl").read_bytes()
+    for old, new in zip(before, lines_of(run_dir / "receipts.jsonl"), strict=True):
+        old_head, new_head = (hashlib.sha256(line[:-1]).hexdigest().encode() for line in (old, new))
+        notes = notes.replace(old_head, new_head)
+    noted.write_bytes(notes)
 
 
 def skipped_data(run_dir: Path, step: int, draw: random.Random) -> None:
@@ -218,7 +230,7 @@ FORGERIES: dict[str, Forgery] = {
         recorded_hash,
     )
 }  # fmt: skip
-"""Those that are found without a head."""
+"""Those that are found without a head, by what lies in the run's directory alone."""
 
-ONLY_BY_HEAD: dict[str, Forgery] = {each.__name__: each for each in (rewritten_receipt, rewritten_weights)}
-"""A receipt and all after it are written anew: found by the head. Some are found without it, too, by what they say."""
+BY_TRAINER: dict[str, Forgery] = {each.__name__: each for each in (rewritten_receipt, rewritten_weights)}
+"""A receipt and all after it are written anew: found by what the trainer noted, or by the head."""

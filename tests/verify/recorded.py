@@ -37,6 +37,8 @@ from counterpoint.orchestrator.step.boundary import StepBoundary
 from counterpoint.orchestrator.step.checkpoint import StepCheckpoint, identity_of, load_newest
 from counterpoint.orchestrator.step.finalize import Finalizer
 from counterpoint.run.config import RunConfig
+from counterpoint.run.receipts import RECEIPTS_FILE, newest_receipt
+from counterpoint.trainer.runs.witness import note
 from counterpoint.transport.files.atomic import publish_directory
 from counterpoint.transport.records import Rollout
 from tests.support.rollouts import make_turn
@@ -173,9 +175,11 @@ class RecordedRun:
 
 
 def publish_weights(run_dir: Path, version: int) -> None:
-    """What of a broadcast a receipt names."""
+    """What of a broadcast a receipt names, and what the trainer notes of it."""
     with publish_directory(run_dir / "broadcast" / f"step_{version}") as directory:
         digests = {"float32": {"": f"{version:016x}", "0": f"{np.uint64(version + 1):016x}"}}
         # A trainer of before there were digests publishes none.
         probe = {"version": version} | ({"digests": digests} if version % 3 else {})
         (directory / "probe.json").write_bytes(orjson.dumps(probe))
+        _, receipt = newest_receipt(run_dir / RECEIPTS_FILE)
+        note(run_dir.parent, "one", version, receipt.get("batch", ""), directory, durable=False)

@@ -25,7 +25,7 @@ from counterpoint.transport.files.atomic import publish_directory
 from counterpoint.transport.files.lock import take_lock
 from counterpoint.verify.report import BEING_WRITTEN, BROKEN_CHAIN, DAMAGED, NO_RECEIPTS, SOUND
 from counterpoint.verify.run import verify
-from tests.verify.forgeries import FORGERIES, ONLY_BY_HEAD, lines_of, records, rehashed
+from tests.verify.forgeries import BY_TRAINER, FORGERIES, lines_of, records, rehashed, rewritten_all
 from tests.verify.recorded import RecordedRun, config_of
 
 STEPS = 6
@@ -42,9 +42,14 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run_dir(recorded: Path, tmp_path: Path) -> Path:
-    copy = tmp_path / recorded.name
-    shutil.copytree(recorded, copy)
-    return copy
+    return copy_of(recorded, tmp_path)
+
+
+def copy_of(recorded: Path, place: Path) -> Path:
+    """A copy of the run with what the trainer has noted of it."""
+    for name in (recorded.name, "trainer"):
+        shutil.copytree(recorded.parent / name, place / name)
+    return place / recorded.name
 
 
 def receipts_of(run_dir: Path) -> list[bytes]:
@@ -59,7 +64,7 @@ def test_the_checker_imports_nothing_of_the_product() -> None:
             for name in names:
                 assert not name.startswith("counterpoint") or name.startswith("counterpoint.verify."), (path, name)
     lines = [line for path in Path("counterpoint/verify").rglob("*.py") for line in path.read_text().splitlines()]
-    assert len([line for line in lines if line.strip()]) <= 1115, "small enough to be read"
+    assert len([line for line in lines if line.strip()]) <= 1154, "small enough to be read"
 
 
 def test_a_run_with_kills_is_sound(run_dir: Path) -> None:
@@ -140,7 +145,8 @@ def test_an_altered_advantage_of_a_turn_is_named(tmp_path: Path, kind: str) -> N
     records(config.run_dir, 2).write_bytes(b"".join(lines))
     rehashed(config.run_dir, 2)
     (config.run_dir / "rollouts/step_2/batch.bin").unlink()
-    (finding,) = verify(config.run_dir).findings
+    finding, of_trainer = verify(config.run_dir).findings
+    assert of_trainer.file == "trainer/one/trained.jsonl"
     assert finding.rollout == line["rollout_id"]
     assert "the advantage of turn" in finding.what
 
@@ -158,6 +164,7 @@ def test_a_run_that_is_older_than_receipts_has_them_from_its_resume_on(
     run_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (run_dir / "receipts.jsonl").unlink()
+    shutil.rmtree(run_dir.parent / "trainer")
     for step in (5, 6):
         (run_dir / f"checkpoints/step_{step}/receipt.json").unlink()
     for _ in range(2):
@@ -210,17 +217,62 @@ def test_an_altered_line_is_named_by_file_step_and_rollout(run_dir: Path) -> Non
     assert report.code == DAMAGED
 
 
-@pytest.mark.parametrize("name", [*FORGERIES, *ONLY_BY_HEAD])
+@pytest.mark.parametrize("name", [*FORGERIES, *BY_TRAINER])
 def test_a_forgery_is_named(run_dir: Path, name: str) -> None:
     head = head_of(receipts_of(run_dir)[-1])
     step = 3
-    (FORGERIES | ONLY_BY_HEAD)[name](run_dir, step, random.Random(name))
+    (FORGERIES | BY_TRAINER)[name](run_dir, step, random.Random(name))
     assert verify(run_dir, head).code != SOUND
     report = verify(run_dir)
-    if name in FORGERIES:
-        assert report.code != SOUND
-        if name not in ("lines_of_receipts", "receipt", "skipped_data"):
-            assert step in {finding.step for finding in report.findings}, report.text()
+    assert report.code != SOUND
+    if name in BY_TRAINER:
+        assert {(finding.file, finding.step) for finding in report.findings} >= {("trainer/one/trained.jsonl", step)}
+        return
+    shutil.rmtree(run_dir.parent / "trainer")
+    report = verify(run_dir)
+    assert report.code != SOUND, "by the run's own records, too"
+    if name not in ("lines_of_receipts", "receipt", "skipped_data"):
+        assert step in {finding.step for finding in report.findings}, report.text()
+
+
+def test_who_rewrites_what_the_trainer_noted_is_found_by_the_head_alone(run_dir: Path) -> None:
+    head = head_of(receipts_of(run_dir)[-1])
+    rewritten_all(run_dir, 3, random.Random(1))
+    assert verify(run_dir).code == SOUND
+    assert verify(run_dir, head).code == BROKEN_CHAIN
+
+
+@pytest.mark.parametrize("step", [1, STEPS])
+@pytest.mark.parametrize("key", ["batch", "weights", "head"])
+def test_what_the_trainer_noted_is_that_of_the_receipts(run_dir: Path, key: str, step: int) -> None:
+    report = verify(run_dir)
+    # Receipts name the weights of versions before their step.
+    assert (report.checked["steps that the trainer noted"], report.checked["weights that the trainer noted"]) == (6, 6)
+    lines = lines_of(path := run_dir.parent / "trainer/one/trained.jsonl")
+    line = orjson.loads(lines[step])
+    lines[step] = orjson.dumps(line | {key: "0" + line[key][1:]}, option=orjson.OPT_APPEND_NEWLINE)
+    path.write_bytes(b"".join(lines) + b'{"step": 7')
+    found = verify(run_dir).findings
+    assert [(each.file, each.step) for each in found] == [("trainer/one/trained.jsonl", step)] * (
+        (key, step) != ("weights", STEPS)
+    )
+
+
+def test_steps_that_were_trained_again_to_other_weights_accuse_nobody(run_dir: Path) -> None:
+    """The trainer was killed after step 5, and goes on from its checkpoint of step 3; no receipt has the new weights yet."""
+    path = run_dir.parent / "trainer/one/trained.jsonl"
+    lines = lines_of(path)
+    again = [orjson.dumps(orjson.loads(line) | {"weights": "other"}) + b"\n" for line in lines[4:]]
+    path.write_bytes(b"".join([*lines[:5], lines[3], *again]))  # what was noted of step 5 was lost
+    report = verify(run_dir)
+    assert report.code == SOUND, report.text()
+    assert any("trained again" in what for what in report.unchecked)
+
+
+def test_a_run_of_before_the_trainer_noted_anything_is_sound(run_dir: Path) -> None:
+    shutil.rmtree(run_dir.parent / "trainer")
+    report = verify(run_dir)
+    assert (report.code, report.unchecked["steps of which the trainer noted nothing"]) == (SOUND, STEPS)
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -277,22 +329,23 @@ def test_each_value_of_a_receipt_is_bound_by_the_chain(run_dir: Path) -> None:
 
 
 @pytest.mark.slow
-def test_of_two_hundred_forgeries_all_are_named_with_the_head(recorded: Path, tmp_path: Path) -> None:
+def test_of_two_hundred_forgeries_all_are_named(recorded: Path, tmp_path: Path) -> None:
     head = head_of(receipts_of(recorded)[-1])
     draw = random.Random(74)
-    both = list((FORGERIES | ONLY_BY_HEAD).items())
-    unnamed: list[str] = []
+    both = list((FORGERIES | BY_TRAINER).items())
+    alone: list[str] = []
     for number in range(200):
         name, forge = both[number % len(both)]
-        copy = tmp_path / str(number) / recorded.name
-        shutil.copytree(recorded, copy)
+        copy = copy_of(recorded, tmp_path / str(number))
         forge(copy, draw.randrange(1, STEPS + 1), draw)
         assert verify(copy, head).code != SOUND, (number, name)
+        assert verify(copy).code != SOUND, (number, name)
+        shutil.rmtree(copy.parent / "trainer")
         if verify(copy).code == SOUND:
-            unnamed.append(name)
-        shutil.rmtree(copy)
-    assert {*unnamed} <= {*ONLY_BY_HEAD}
-    assert len(unnamed) <= 24
+            alone.append(name)
+        shutil.rmtree(copy.parent)
+    assert {*alone} <= {*BY_TRAINER}, "without head and without the trainer"
+    assert len(alone) <= 24
 
 
 @pytest.mark.parametrize(

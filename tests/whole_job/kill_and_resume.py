@@ -61,6 +61,8 @@ def assert_resumes(job: RunningJob, steps: int = STEPS) -> None:
     assert {step: records[step] for step in committed} == committed, "a committed step was generated again"
     report = verify(job.output_dir / "run_killed")
     assert (report.code, report.steps) == (SOUND, steps), report.text()
+    assert report.checked["steps that the trainer noted"] == steps
+    assert report.checked["weights that the trainer noted"] > 0
 
 
 def records_of(output_dir: Path) -> dict[int, str]:

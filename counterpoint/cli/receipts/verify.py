@@ -71,7 +71,7 @@ def _recorded(run_dir: Path, version: int) -> tuple[dict[int, str], set[str]]:
         for line in run.lines("receipts.jsonl") if run.has("receipts.jsonl") else ():
             receipt = read(line, Receipt)
             batches[receipt.step] = receipt.batch
-            weights |= {receipt.weights[str(version)]} if str(version) in receipt.weights else set()
+            weights |= {receipt.weights[version]} if version in receipt.weights else set()
         if run.has(name := f"broadcast/step_{version}/probe.json"):
             weights.add(read(next(run.lines(name), b""), ProbeFile).digest)
     except (Unreadable, FileNotFoundError) as error:

@@ -87,7 +87,8 @@ def _names_aside(output_dir: Path, run_id: str) -> Iterator[Path]:
 
 def set_aside_deleted(output_dir: Path) -> None:
     """Does the same for every run whose directory was deleted while no trainer ran."""
-    kept = {path.parent for name in ("checkpoints", "epoch.json") for path in output_dir.glob(f"trainer/*/{name}")}
+    marks = ("checkpoints", "epoch.json", "trained.jsonl")
+    kept = {path.parent for name in marks for path in output_dir.glob(f"trainer/*/{name}")}
     for run_id in sorted(path.name for path in kept):
         if re.fullmatch(IDENTIFIER_PATTERN, run_id) and not control_files.run_directory(output_dir, run_id).exists():
             logger.info("the directory of run %s was deleted; its checkpoints are set aside", run_id)
