@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -24,71 +23,62 @@ _TOLERANCE = 1e-6
 def check_advantages(step: Step) -> None:
     """Compares the advantages of a step's shipped rollouts with those by one of the rules that were in force."""
     shipped = [each for each in step.recorded if each.advantage_kind]
-    unknown: dict[int, str] = {}
-    for each in shipped:
-        if each.advantage_kind not in {*OF_GROUP, *OVER_STEP, *BY_TURN}:
-            unknown[each.group_id] = (
-                f"advantages by {each.advantage_kind!r:.60}, which is no function that the checker computes"
-            )
-        elif each.advantage_kind == "anchor_states" and _states(each) is None:
-            unknown[each.group_id] = "advantages by states of turns that are not recorded whole"
+    unknown = {each.group_id: why for each in shipped if (why := _why_unknown(each))}
     for each in shipped:
         step.report.count(each.group_id not in unknown, "advantages", unknown.get(each.group_id, ""))
     shipped = [each for each in shipped if each.group_id not in unknown]
-    wrong: dict[str, str] = {}
-    for rule in step.rules:
-        expected = _expected(shipped, rule.advantage)
-        found = {each.rollout_id: fault for each in shipped if (fault := _fault(each, expected[each.rollout_id]))}
+    expected = [_expected(shipped, rule.advantage) for rule in step.rules]
+    for each in shipped:
+        faults = [_fault(each, by_rule[each.rollout_id]) for by_rule in expected]
         # Groups that were finalized before a change of the rules have the former ones.
-        wrong = found if rule is step.rules[0] else {name: fault for name, fault in wrong.items() if name in found}
-    for name, fault in wrong.items():
-        step.damage(fault, name)
+        if faults[0] and all(faults):
+            step.damage(faults[0], each.rollout_id)
 
 
-def base_advantages(recorded: Sequence[Played], rule: AdvantageRule) -> dict[str, dict[str, Values]]:
+def _why_unknown(each: Played) -> str:
+    if each.advantage_kind not in {*OF_GROUP, *OVER_STEP, *BY_TURN}:
+        return f"advantages by {each.advantage_kind!r:.60}, which is no function that the checker computes"
+    if each.advantage_kind == "anchor_states" and _states(each) is None:
+        return "advantages by states of turns that are not recorded whole"
+    return ""
+
+
+def base_advantages(recorded: list[Played], rule: AdvantageRule) -> dict[str, dict[str, Values]]:
     """Returns the advantages of each rollout and player relative to its group, of the whole or of each of the player's turns.
 
     Without players the player is empty.
     """
-    groups: defaultdict[int, list[Played]] = defaultdict(list)
+    groups: defaultdict[tuple[int, str], list[Played]] = defaultdict(list)
     for each in recorded:
-        groups[each.group_id].append(each)
+        for player in each.player_rewards or [""]:
+            if not player or _turns(each, player):
+                groups[each.group_id, player].append(each)
     found: defaultdict[str, dict[str, Values]] = defaultdict(dict)
-    for members in groups.values():
-        players = sorted({player for each in members for player in each.player_rewards})
-        for player in players or [""]:
-            own = [(each, turns) for each in members if (turns := _turns(each, player)) or not player]
-            if not own:
-                continue
-            kind = own[0][0].advantage_kind
-            given = np.array([_reward(each, player) for each, _ in own], np.float64)
-            lengths = [[turn.completion_tokens for turn in turns] for _, turns in own]
-            rewards = _penalised(given, lengths, rule)
-            if kind in BY_TURN:
-                turn_rewards = [
-                    _rewards_of_turns(turns, reward, reward - before)
-                    for (_, turns), reward, before in zip(own, rewards.tolist(), given.tolist(), strict=True)
-                ]
-                states = [_states(each, player) or [] for each, _ in own] if kind == "anchor_states" else []
-                values = _of_turns(turn_rewards, states, rule.discount)
-            else:
-                values = list(_of_group(kind, rewards)[:, None])
-            for (each, _), value in zip(own, values, strict=True):
-                found[each.rollout_id][player] = value
+    for (_, player), own in groups.items():
+        kind, turns = own[0].advantage_kind, [_turns(each, player) for each in own]
+        given = np.array([each.player_rewards.get(player, each.reward or 0.0) for each in own], np.float64)
+        rewards = _penalised(given, [[turn.completion_tokens for turn in each] for each in turns], rule)
+        if kind in BY_TURN:
+            of_turns = list(map(_rewards_of_turns, turns, rewards.tolist(), (rewards - given).tolist()))
+            states = [_states(each, player) or [] for each in own] if kind == "anchor_states" else []
+            values = _of_turns(of_turns, states, rule.discount)
+        else:
+            values = list(_of_group(kind, rewards)[:, None])
+        for each, value in zip(own, values, strict=True):
+            found[each.rollout_id][player] = value
     return found
 
 
-def _expected(recorded: Sequence[Played], rule: AdvantageRule) -> dict[str, dict[str, Values]]:
+def _expected(recorded: list[Played], rule: AdvantageRule) -> dict[str, dict[str, Values]]:
     found = base_advantages(recorded, rule)
-    trained = [each for each in recorded if each.is_trained]
     for kind in OVER_STEP:
-        of_kind = [each for each in trained if each.advantage_kind == kind]
-        for player in sorted({player for each in of_kind for player in found[each.rollout_id]}):
-            names = [each.rollout_id for each in of_kind if player in found[each.rollout_id]]
-            values = np.concatenate([found[name][player] for name in names])
-            centred = _centred(values) if kind == "batch_standardised" else values
-            for name, value in zip(names, _over_deviation(centred, values), strict=True):
-                found[name][player] = value[None]
+        of_kind = [found[each.rollout_id] for each in recorded if each.is_trained and each.advantage_kind == kind]
+        for player in {player for each in of_kind for player in each}:
+            own = [each for each in of_kind if player in each]
+            values = np.concatenate([each[player] for each in own])
+            scaled = _over_deviation(_centred(values) if kind == "batch_standardised" else values)
+            for each, value in zip(own, scaled, strict=True):
+                each[player] = value[None]
     return found
 
 
@@ -109,21 +99,14 @@ def _fault(each: Played, expected: dict[str, Values]) -> str | None:
 
 
 def _turns(each: Played, player: str) -> list[RecordedTurn]:
-    if player and player not in each.player_rewards:
-        return []
     return [turn for turn in each.turns if not player or turn.player == player]
 
 
-def _reward(each: Played, player: str) -> float:
-    return each.player_rewards[player] if player else each.reward or 0.0
-
-
-def _penalised(rewards: Values, lengths: Sequence[list[int]], rule: AdvantageRule) -> Values:
+def _penalised(rewards: Values, lengths: list[list[int]], rule: AdvantageRule) -> Values:
     """Returns rewards less the penalties for length, of a group."""
     if (overlong := rule.overlong) is not None:
-        longest = np.array([max(each, default=0) for each in lengths])
-        over = (longest - (overlong.longest - overlong.buffer)) / overlong.buffer
-        rewards = rewards - overlong.penalty * np.clip(over, 0, 1)
+        beyond = np.array([max(each, default=0) for each in lengths]) - (overlong.longest - overlong.buffer)
+        rewards = rewards - overlong.penalty * np.clip(beyond / overlong.buffer, 0, 1)
     totals, coefficient, best = np.array([sum(each) for each in lengths]), rule.length_penalty, rewards.max()
     if coefficient == 0 or best <= 0:
         return rewards
@@ -134,7 +117,7 @@ def _penalised(rewards: Values, lengths: Sequence[list[int]], rule: AdvantageRul
     return np.where(won, rewards - most * totals / max(1, totals[won].max()), rewards)
 
 
-def _rewards_of_turns(turns: Sequence[RecordedTurn], reward: float, penalty: float) -> Values:
+def _rewards_of_turns(turns: list[RecordedTurn], reward: float, penalty: float) -> Values:
     """Returns the rewards of a rollout's turns: their own, of which the last has the penalty, else the whole at the last one."""
     if any(turn.reward is None for turn in turns):
         return np.array([0.0] * (len(turns) - 1) + [reward])
@@ -179,24 +162,20 @@ def _of_turns(rewards: list[Values], states: list[list[object]], discount: float
 
 
 def _of_group(kind: str, rewards: Values) -> Values:
-    if kind == "batch_standardised":
-        return rewards
-    centred = _centred(rewards)
     if kind == "standardised":
-        return _over_deviation(centred, centred)
+        return _over_deviation(_centred(rewards))
     if kind == "leave_one_out":
-        return centred * (len(rewards) / (len(rewards) - 1)) if len(rewards) > 1 else centred * 0
-    return centred
+        return _centred(rewards) * (len(rewards) / max(1, len(rewards) - 1))
+    return rewards if kind == "batch_standardised" else _centred(rewards)
 
 
 def _centred(values: Values) -> Values:
     return values - values.mean() if _differ(values) else np.zeros_like(values)
 
 
-def _over_deviation(values: Values, of: Values) -> Values:
-    """Returns values over the deviation of `of`, or zeros if these are equal."""
-    return values / of.std() if _differ(of) else np.zeros_like(values)
+def _over_deviation(values: Values) -> Values:
+    return values / values.std() if _differ(values) else np.zeros_like(values)
 
 
 def _differ(values: Values) -> bool:
-    return bool(values.max() - values.min() > 1e-6 * np.abs(values).max()) if len(values) else False
+    return bool(np.ptp(values) > 1e-6 * np.abs(values).max())

@@ -23,16 +23,16 @@ def receipts(run: Directory, report: Verdict, head: str | None, kind: type[Kind]
     """
     kept: dict[int, bytes] = {}
     for each in run.steps("checkpoints"):
-        name = f"checkpoints/step_{each}/receipt.json"
-        with report.reading(name, each, may_miss=True):  # none has it of before there were receipts, nor step 0
-            kept[each] = next(run.lines(name), b"")
+        # None has it of before there were receipts, nor step 0.
+        with report.reading(name := f"checkpoints/step_{each}/receipt.json", each, may_miss=True):
+            kept[each] = run.read(name)
 
     def broken(what: str, number: int) -> None:
         report.damage(FILE, what, number, code=BROKEN_CHAIN)
 
-    found, former, step = False, "", 0
+    former, step = "", 0
     # A kill may have kept the newest lines from the file.
-    for line in chain(_whole_lines(run, report), (kept[each] for each in sorted(kept) if each > step)):
+    for line in chain(_lines(run, report), (kept[each] for each in sorted(kept) if each > step)):
         try:
             receipt = read(line, kind)
         except Unreadable as error:
@@ -40,32 +40,25 @@ def receipts(run: Directory, report: Verdict, head: str | None, kind: type[Kind]
             return
         named = f"{report.unit} {receipt.step}"
         if receipt.previous != former:
-            what = "does not follow the line before it: one was altered, or lines are missing"
-            broken(f"the receipt of {named} {what}", receipt.step)
+            broken(f"{named} does not follow the line before it: one was altered, or lines are missing", receipt.step)
         elif step and receipt.step != step + 1:
             broken(f"{named} follows {report.unit} {step}", receipt.step)
         elif not step and receipt.step != 1:
             report.unchecked[f"the {report.unit}s before {receipt.step}, of which there are no receipts"] += 1
         if kept.get(receipt.step, line) != line:
-            broken(f"the receipt of {named} is not that of checkpoints/step_{receipt.step}/receipt.json", receipt.step)
+            broken(f"{named} has another receipt in checkpoints/step_{receipt.step}/receipt.json", receipt.step)
         former, step = hashlib.sha256(line).hexdigest(), receipt.step
-        found |= former == head
         report.steps, report.head = report.steps + 1, former
+        report.heads.add(former)
         yield receipt
-    if head is not None and not found:
+    if head is not None and head not in report.heads:
         broken(f"no receipt has the hash {head}: the chain was altered, or ends too early", step)
     elif head is not None and former != head:
         report.unchecked[f"{report.unit}s after the given head, which pins those before it"] += 1
     if newest > step:
-        what = f"it ends with {report.unit} {step}, and the directory has {report.unit} {newest}: receipts are missing"
-        broken(what, newest)
+        broken(f"it ends with {report.unit} {step}, and {report.unit} {newest} is there: receipts are missing", newest)
 
 
-def _whole_lines(run: Directory, report: Verdict) -> Iterator[bytes]:
-    """Yields the lines of the file, without their newlines."""
+def _lines(run: Directory, report: Verdict) -> Iterator[bytes]:
     with report.reading(FILE, code=BROKEN_CHAIN, may_miss=True):
-        for raw in run.lines(FILE):
-            if not raw.endswith(b"\n"):
-                report.unchecked["a line that a kill cut short"] += 1
-                break
-            yield raw[:-1]
+        yield from run.lines(FILE)

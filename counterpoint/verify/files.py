@@ -12,12 +12,13 @@ from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 
+MOST_BYTES = 2**32
+"""Most bytes of a file that is read whole."""
+
 MOST_LINE_BYTES = 256 * 2**20
 
-_NUMBER = re.compile(r"[1-9][0-9]{0,14}|0")
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_FLOCK = struct.Struct("hhqqi0q")
-_WHOLE_FILE = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+_WHOLE_FILE = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 
 class Unreadable(ValueError):
@@ -58,23 +59,30 @@ class Directory:
         """Returns the numbers in the names of a directory that have `before` before a number, in order; none without it."""
         with suppress(FileNotFoundError, NotADirectoryError):
             names = [each.removeprefix(before) for each in os.listdir(self.path / name) if each.startswith(before)]
-            return sorted(int(each) for each in names if _NUMBER.fullmatch(each))
+            return sorted(int(each) for each in names if re.fullmatch(r"[1-9][0-9]{0,14}|0", each))
         return []
 
     def steps(self, name: str) -> list[int]:
         """Returns the published steps in a directory, in order."""
         return [step for step in self.numbers(name, "step_") if self.has(f"{name}/step_{step}/STABLE")]
 
-    def lines(self, name: str) -> Iterator[bytes]:
-        """Yields a file's lines, newlines included. Raises `Unreadable` for a line that is too long, as `open` else."""
+    def read(self, name: str) -> bytes:
+        """Returns a file's bytes. Raises `Unreadable` for one that is too large, as `open` else."""
         with self.open(name) as file:
-            while line := file.readline(MOST_LINE_BYTES + 1):
-                if len(line) > MOST_LINE_BYTES:
-                    raise Unreadable(f"it has a line of more than {MOST_LINE_BYTES} bytes")
-                yield line
+            if os.fstat(file.fileno()).st_size > MOST_BYTES:
+                raise Unreadable(f"it has more than {MOST_BYTES} bytes")
+            return file.read(MOST_BYTES)
+
+    def lines(self, name: str) -> Iterator[bytes]:
+        """Yields a file's lines without their newlines, except a last one that a kill cut short. Raises as `read`."""
+        with self.open(name) as file:
+            while (line := file.readline(MOST_LINE_BYTES + 1)).endswith(b"\n"):
+                yield line[:-1]
+            if len(line) > MOST_LINE_BYTES:
+                raise Unreadable(f"it has a line of more than {MOST_LINE_BYTES} bytes")
 
     def is_being_written(self) -> bool:
         """Whether a process holds the lock of the run's orchestrator. Takes nothing."""
         with suppress(FileNotFoundError, Unreadable), self.open("orchestrator.lock") as file:
-            return bool(_FLOCK.unpack(fcntl.fcntl(file, fcntl.F_OFD_GETLK, _WHOLE_FILE))[0] != fcntl.F_UNLCK)
+            return bool(struct.unpack_from("h", fcntl.fcntl(file, fcntl.F_OFD_GETLK, _WHOLE_FILE))[0] != fcntl.F_UNLCK)
         return False

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from functools import partial
 from hashlib import sha256
+from io import BytesIO
+from itertools import zip_longest
 
-from counterpoint.verify.arrays import completions
-from counterpoint.verify.files import Directory, Unreadable
+from counterpoint.verify.arrays import completions, frames
+from counterpoint.verify.files import Directory
 from counterpoint.verify.formats import Played, Receipt, Rules, read
 from counterpoint.verify.report import Verdict
 
-MOST_BYTES = 2**32
-"""Most bytes of a step's file that are read."""
-
 DIGITS = 16
 """Hexadecimal digits of a hash that names a part."""
-
-_LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,54 +36,43 @@ class Step:
 
 def read_records(run: Directory, receipt: Receipt, report: Verdict) -> list[Played] | None:
     """Returns a step's recorded rollouts, in order, or None if they are damaged or were not kept. Reports damage."""
-    directory, before = f"rollouts/step_{receipt.step}", report.total
+    directory, step, before = f"rollouts/step_{receipt.step}", receipt.step, report.total
     if not run.has(directory):
         report.unchecked["records of a step that was not kept"] += 1
         return None
-    name = f"{directory}/rollouts.jsonl"
-    lines, found = _parts(name, run.lines, receipt.step, report), []
-    for number, part in enumerate(lines, 1):
-        with report.reading(f"{name}, part {number}", receipt.step):
-            found.append(read(part, Played))
+    name, of_tokens = f"{directory}/rollouts.jsonl", f"{directory}/tokens.bin"
+    lines: list[bytes] = []
+    parts: list[memoryview] = []
+    found: list[Played] = []
+    expected = [each[DIGITS:] for each in receipt.rollouts if len(each) > DIGITS]
+    with report.reading(name, step):
+        lines += BytesIO(run.read(name))
+    with report.reading(of_tokens, step):
+        parts += frames(memoryview(run.read(of_tokens))) if expected else []
+    for number, line in enumerate(lines, 1):
+        with report.reading(f"{name}, part {number}", step):
+            found.append(read(line, Played))
     names = [each.rollout_id for each in found] if len(found) == len(lines) else []
-    _compare(report, name, receipt.step, lines, [each[:DIGITS] for each in receipt.rollouts], names)
-    frames: list[bytes] = []
-    if any(len(each) > DIGITS for each in receipt.rollouts):
-        name = f"{directory}/tokens.bin"
-        frames = _parts(name, partial(_frames, run), receipt.step, report)
-        _compare(report, name, receipt.step, frames, [each[DIGITS:] for each in receipt.rollouts], names)
-    parts = [part for pair in zip(lines, frames, strict=False) for part in pair] if frames else lines
-    hashes = [sha256(part).digest() for part in parts]
-    if report.total == before and sha256(b"".join(hashes)).hexdigest() != receipt.records:
-        report.damage(name, "the hash of the step's records is not the receipt's", receipt.step)
+    of_lines, of_parts = ([sha256(part).digest() for part in each] for each in (lines, parts))
+    _compare(report, name, step, of_lines, [each[:DIGITS] for each in receipt.rollouts], names)
+    _compare(report, of_tokens, step, of_parts, expected, names)
+    whole = b"".join(part for pair in zip_longest(of_lines, of_parts, fillvalue=b"") for part in pair)
+    if report.total == before and sha256(whole).hexdigest() != receipt.records:
+        report.damage(of_tokens if parts else name, "the hash of the step's records is not the receipt's", step)
     report.checked["records of steps"] += 1
     report.checked["rollouts"] += len(lines)
     if report.total != before:
         return None
-    for index, each in enumerate(found):
+    for each, part in zip_longest(found, parts):
         each.tokens = None
-        with report.reading(name, receipt.step):
-            each.tokens = completions(frames[index]) if frames else None
+        with report.reading(of_tokens, step):
+            each.tokens = completions(part) if part else None
     return found
 
 
-def _parts(name: str, parts: Callable[[str], Iterator[bytes]], step: int, report: Verdict) -> list[bytes]:
-    """Returns the parts of a file that can be read, and reports others."""
-    found: list[bytes] = []
-    left = MOST_BYTES
-    with report.reading(name, step):
-        for part in parts(name):
-            if (left := left - len(part)) < 0:
-                raise Unreadable(f"it has more than {MOST_BYTES} bytes")
-            found.append(part)
-    return found
-
-
-def _compare(
-    report: Verdict, file: str, step: int, parts: Sequence[bytes], expected: Sequence[str], names: Sequence[str]
-) -> None:
+def _compare(report: Verdict, file: str, step: int, hashes: list[bytes], expected: list[str], names: list[str]) -> None:
     """Reports which parts of a file were altered, moved, doubled, added or removed."""
-    found = [sha256(part).hexdigest()[:DIGITS] for part in parts]
+    found = [each.hex()[:DIGITS] for each in hashes]
     counts, known, missing = Counter(found), {*expected}, {*expected} - {*found}
     for kind, start, stop, first, last in SequenceMatcher(None, expected, found, False).get_opcodes():
         for index in range(first, last if kind != "equal" else first):
@@ -103,14 +86,3 @@ def _compare(
     for index, each in enumerate(expected):
         if each in missing:
             report.damage(file, f"part {index + 1} of the receipt is missing", step)
-
-
-def _frames(run: Directory, name: str) -> Iterator[bytes]:
-    """Yields the frames of a file with their lengths."""
-    with run.open(name) as file:
-        while head := file.read(_LENGTH.size):
-            length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else MOST_BYTES
-            body = file.read(min(length, MOST_BYTES))
-            if len(body) != length:
-                raise Unreadable("it ends within a frame")
-            yield head + body

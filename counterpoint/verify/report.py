@@ -32,9 +32,8 @@ class Damage:
 
     def __str__(self) -> str:
         """Returns the finding in one line."""
-        where = [self.file]
-        where += [f"step {self.step}"] if self.step is not None else []
-        where += [f"rollout {self.rollout}"] if self.rollout is not None else []
+        named = (("step", self.step), ("rollout", self.rollout))
+        where = [self.file, *(f"{kind} {value}" for kind, value in named if value is not None)]
         return f"{', '.join(where)}: {self.what}"
 
 
@@ -49,6 +48,8 @@ class Verdict:
     """Steps, or items, with a receipt."""
     head: str = ""
     """The hash of the last receipt: note it elsewhere."""
+    heads: set[str] = field(default_factory=set)
+    """The hashes of all receipts."""
     findings: list[Damage] = field(default_factory=list)
     more: int = 0
     """Findings that are only counted."""
@@ -63,19 +64,17 @@ class Verdict:
         return len(self.findings) + self.more
 
     def damage(
-        self, file: str, what: str, step: int | None = None, rollout: object = None, code: int = DAMAGED
+        self, file: str, what: str, step: int | None = None, rollout: str | None = None, code: int = DAMAGED
     ) -> None:
         """Adds a finding. Values of the directory may be in `what`: it is made printable and cut."""
         self.code = max(self.code, code)
-        if len(self.findings) == MOST_FINDINGS:
-            self.more += 1
-            return
-        named = None if rollout is None else printable(str(rollout))
-        self.findings.append(Damage(file, step, named, printable(what)))
+        self.more += len(self.findings) == MOST_FINDINGS
+        if len(self.findings) < MOST_FINDINGS:
+            self.findings.append(Damage(file, step, rollout and printable(str(rollout)), printable(what)))
 
     @contextmanager
     def reading(
-        self, file: str, step: int | None = None, code: int = DAMAGED, *, may_miss: bool = False
+        self, file: str, step: int | None = None, code: int = DAMAGED, may_miss: bool = False
     ) -> Iterator[None]:
         """Makes a finding of a file that cannot be read within, or is missing; with `may_miss` a missing one is none."""
         try:
@@ -93,12 +92,8 @@ class Verdict:
 
     def values(self) -> dict[str, Any]:
         """Returns the report as plain values, for JSON."""
-        plain = {
-            "findings": list(map(asdict, self.findings)),
-            "checked": dict(self.checked),
-            "unchecked": dict(self.unchecked),
-        }
-        return {"run": self.run, "code": self.code, "steps": self.steps, "head": self.head, "more": self.more, **plain}
+        names = ("run", "code", "steps", "head", "more", "checked", "unchecked")
+        return {name: getattr(self, name) for name in names} | {"findings": list(map(asdict, self.findings))}
 
     def text(self) -> str:
         """Returns the report for a person."""

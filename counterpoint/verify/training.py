@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from hashlib import sha256
 
 import numpy as np
 import numpy.typing as npt
 
-from counterpoint.verify.advantages import OVER_STEP, base_advantages
-from counterpoint.verify.arrays import Arrays, TrainedBatch, read_batch
+from counterpoint.verify.advantages import OVER_STEP, Values, base_advantages
+from counterpoint.verify.arrays import Arrays, read_batch
 from counterpoint.verify.files import Directory
 from counterpoint.verify.formats import Filter, Played
 from counterpoint.verify.records import DIGITS, Step
@@ -20,18 +19,15 @@ def check_turns(step: Step, weights: dict[int, list[str]], loads: dict[str, int]
 
     `loads` has the version of each load that is known.
     """
-    now = step.receipt.step
+    now, count_as = step.receipt.step, step.report.count
     oldest = max(0, now - max(rule.max_off_policy_steps for rule in step.rules))
     for each in step.recorded:
         for number, turn in enumerate(each.turns):
             version, (process, _, count) = turn.policy_version, turn.load.partition(":")
             is_whole = each.tokens is not None and turn.completion_hash is not None
-            for counted in (
-                (bool(process), "loads of turns", "turns whose server does not say by which load of weights"),
-                (version in weights, "turns of known weights", "turns of weights whose digest no receipt has"),
-                (is_whole, "hashes of turns", "turns without a hash, or whose tokens are not recorded whole"),
-            ):
-                step.report.count(*counted)
+            count_as(bool(process), "loads of turns", "turns whose server does not say by which load of weights")
+            count_as(version in weights, "turns of known weights", "turns of weights whose digest no receipt has")
+            count_as(is_whole, "hashes of turns", "turns without a hash, or whose tokens are not recorded whole")
             if each.error is None and not oldest <= version < now:
                 what = f"is of version {version}; step {now} may train {oldest} to {now - 1}"
             elif process and loads.setdefault(f"{process}:{count.partition('-')[0]}", version) != version:
@@ -52,35 +48,32 @@ def check_filters(step: Step) -> None:
     """Compares which rollouts were filtered with the filters that were in force."""
     scored = [each for each in step.recorded if each.advantage_kind]
     over_step = [each for each in scored if each.advantage_kind in OVER_STEP]
-    bases = [base_advantages(over_step, rule.advantage) for rule in step.rules]
+    rules = [(base_advantages(over_step, rule.advantage), rule.filters) for rule in step.rules]
     for each in scored:
-        said = each.filtered_by
-        of_group = [[float(value[0]) for value in base.get(each.rollout_id, {}).values()] for base in bases]
-        expected = [_filter_of(each, base, rule.filters) for base, rule in zip(of_group, step.rules, strict=True)]
+        said, expected = each.filtered_by, [_filter_of(each, base[each.rollout_id], filters) for base, filters in rules]
         if said in expected or "?" in expected:
             step.report.count(said in expected, "filters", "filters of rollouts whose tokens are not recorded whole")
         else:
             step.damage(f"it is filtered by {said}; the rules give {expected[0]}", each.rollout_id)
 
 
-def _filter_of(each: Played, base: Sequence[float], filters: Sequence[Filter]) -> str | None:
+def _filter_of(each: Played, base: dict[str, Values], filters: list[Filter]) -> str | None:
     """Returns the first enforcing filter that catches a rollout, None if none does, and `?` if it cannot be told."""
     if not any(turn.trained_tokens > 0 for turn in each.turns):
         return "untrained"
-    turns: list[Arrays] | None = each.tokens
     for config in filters:
         if config.mode != "enforce":
             continue
         if config.kind == "zero_advantage":
             of_turns = [turn.advantage for turn in each.turns if turn.advantage is not None and turn.trained_tokens > 0]
-            caught = all(abs(value) <= 1e-9 for value in of_turns or base or [each.advantage])
-        elif turns is None or (config.kind == "gibberish" and config.log_probability_below is None):
+            caught = bool(np.abs(of_turns or [of.item() for of in base.values()] or [each.advantage]).max() <= 1e-9)
+        elif each.tokens is None or (config.kind == "gibberish" and config.log_probability_below is None):
             return "?"
         elif config.kind == "gibberish":
-            every = np.concatenate([turn["log_probabilities"][turn["untrained"] == 0] for turn in turns])
+            every = np.concatenate([turn["log_probabilities"][turn["untrained"] == 0] for turn in each.tokens])
             caught = bool((every < config.log_probability_below).sum() > config.share_above * len(every))
         else:
-            caught = any(_repeats(config, turn["token_ids"][turn["untrained"] == 0].tolist()) for turn in turns)
+            caught = any(_repeats(config, turn["token_ids"][turn["untrained"] == 0].tolist()) for turn in each.tokens)
         if caught:
             return config.kind
     return None
@@ -109,34 +102,26 @@ def check_batch(run: Directory, step: Step) -> None:
     name = f"{directory}/{file}"
     step.report.count(run.has(name), "batches", "batches that were trained long ago and removed")
     with step.report.reading(name, step.receipt.step, may_miss=True):
-        _compare_batch(read_batch(run, name), step, file)
+        digest, number, samples = read_batch(run, name)
+        if (digest, number) != (step.receipt.batch, step.receipt.step):
+            step.damage(f"its digest is {digest} of step {number}; the receipt has {step.receipt.batch}", file=file)
+        lines = {each.rollout_id: each for each in step.recorded if each.is_trained}
+        for rollout in samples.keys() ^ lines.keys():
+            step.damage("it is trained by batch or record, and not by the other", rollout, file)
+        for rollout in samples.keys() & lines.keys():
+            if fault := _difference(samples[rollout], lines[rollout]):
+                step.damage(fault, rollout, file)
 
 
-def _compare_batch(batch: TrainedBatch, step: Step, file: str) -> None:
-    receipt = step.receipt
-    if (batch.digest, batch.step) != (receipt.batch, receipt.step):
-        what = f"its digest is {batch.digest} of step {batch.step}; the receipt has {receipt.batch}"
-        step.damage(what, file=file)
-    lines = {each.rollout_id: each for each in step.recorded if each.is_trained}
-    samples: dict[str, list[int]] = {}
-    for index, sample in enumerate(batch.samples):
-        samples.setdefault(sample[0], []).append(index)
-    for rollout in samples.keys() ^ lines.keys():
-        step.damage("it is trained by batch or record, and not by the other", rollout, file)
-    for rollout, indices in samples.items():
-        if (each := lines.get(rollout)) is not None and (fault := _difference(batch, indices, each)):
-            step.damage(fault, rollout, file)
-
-
-def _difference(batch: TrainedBatch, indices: Sequence[int], each: Played) -> str | None:
+def _difference(samples: list[tuple[int, Arrays]], each: Played) -> str | None:
     """Returns how the samples of a rollout differ from its record, for a person."""
-    parts = [batch.sample(index) for index in indices]
+    parts = [part for _, part in samples]
     masks = [part["loss_mask"] != 0 for part in parts]
     of_turns = [turn.advantage for turn in each.turns if turn.advantage is not None]
     values = np.array([each.advantage, *each.player_advantages.values(), *of_turns], np.float32)
     if not all(np.isin(part["advantages"][mask], values).all() for part, mask in zip(parts, masks, strict=True)):
         return "its advantages are not those of its record"
-    if not {batch.samples[index][2] for index in indices} <= {turn.policy_version for turn in each.turns}:
+    if not {version for version, _ in samples} <= {turn.policy_version for turn in each.turns}:
         return "its version is that of none of its turns"
     trained = [turn for turn in each.turns if turn.trained_tokens > 0]
     if sum(map(np.count_nonzero, masks)) != sum(turn.trained_tokens for turn in trained):
@@ -149,9 +134,8 @@ def _difference(batch: TrainedBatch, indices: Sequence[int], each: Played) -> st
             for part in parts
         ):
             return f"no sample of it has the tokens of its trained turn {number}, by their hashes"
-    turns: list[Arrays] | None = each.tokens if len(parts) == 1 else None
-    for column in ("token_ids", "log_probabilities") if turns else ():
-        recorded = np.concatenate([turn[column][turn["untrained"] == 0] for turn in turns or ()])
+    for column in ("token_ids", "log_probabilities") if each.tokens and len(parts) == 1 else ():
+        recorded = np.concatenate([turn[column][turn["untrained"] == 0] for turn in each.tokens])
         if not np.array_equal(parts[0][column][masks[0]], recorded):
             return f"its {column} are not those of tokens.bin"
     return None

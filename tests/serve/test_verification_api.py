@@ -53,7 +53,7 @@ async def test_what_cannot_be_verified_is_said(run_dir: Path) -> None:
         (run_dir / name).unlink(missing_ok=True)
     async with api(run_dir.parent) as client:
         assert (await client.get(PATH))[1]["verdict"] == "broken chain"
-    for name in ("checkpoints", "rollouts"):
+    for name in ("checkpoints", "rollouts", "../trainer"):
         shutil.rmtree(run_dir / name)
     async with api(run_dir.parent) as client:
         status, found = await client.get(PATH)

@@ -16,7 +16,7 @@ from counterpoint.job.directory import living_runs, orchestrator_of
 from counterpoint.orchestrator.step.advantages import AdvantageInputs, AdvantageOutputs
 from counterpoint.run.branches import origin_of
 from counterpoint.transport.files.json_lines import read_lines
-from counterpoint.verify.order import example_at
+from counterpoint.verify.groups import example_at
 from tests.support.ports import free_port
 from tests.support.running_job import RunningJob
 

@@ -73,7 +73,7 @@ def _recorded(run_dir: Path, version: int) -> tuple[dict[int, str], set[str]]:
             batches[receipt.step] = receipt.batch
             weights |= {receipt.weights[version]} if version in receipt.weights else set()
         if run.has(name := f"broadcast/step_{version}/probe.json"):
-            weights.add(read(next(run.lines(name), b""), ProbeFile).digest)
+            weights.add(read(run.read(name), ProbeFile).digest)
     except (Unreadable, FileNotFoundError) as error:
         raise UserError(
             f"the receipts of {run_dir} cannot be read: {error}; `counterpoint verify` names the damage"
