@@ -82,7 +82,7 @@ class Verdict:
         except FileNotFoundError:
             if not may_miss:
                 self.damage(file, "it is missing", step, code=code)
-        except Unreadable as error:
+        except (Unreadable, NotADirectoryError) as error:
             self.damage(file, str(error), step, code=code)
 
     def count(self, is_checked: bool, what: str, why: str) -> None:

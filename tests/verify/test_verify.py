@@ -392,7 +392,7 @@ def test_receipts_that_were_cut_off_are_missed(run_dir: Path, left: str) -> None
 def test_hostile_files_end_no_verification(run_dir: Path) -> None:
     """Bytes of any kind anywhere: a report, and never an exception."""
     draw = random.Random(7)
-    files = [path for path in sorted(run_dir.rglob("*")) if path.is_file() and path.stat().st_size]
+    files = [path for path in sorted(run_dir.parent.rglob("*")) if path.is_file() and path.stat().st_size]
     for number in range(60):
         path = draw.choice(files)
         whole = path.read_bytes()
@@ -421,10 +421,17 @@ def test_no_link_is_followed(run_dir: Path, tmp_path: Path, name: str) -> None:
 
 
 def test_a_fifo_is_not_waited_for(run_dir: Path) -> None:
-    for name in ("receipts.jsonl", "rollouts/step_2/tokens.bin"):
+    for name in ("receipts.jsonl", "rollouts/step_2/tokens.bin", "../trainer/one/trained.jsonl"):
         (run_dir / name).unlink()
         os.mkfifo(run_dir / name)
     assert verify(run_dir).code == BROKEN_CHAIN
+
+
+def test_what_is_no_directory_of_the_trainer_is_said(run_dir: Path) -> None:
+    shutil.rmtree(run_dir.parent / "trainer/one")
+    (run_dir.parent / "trainer/one").touch()
+    (finding,) = verify(run_dir).findings
+    assert finding.file == "trainer/one/trained.jsonl"
 
 
 def test_a_run_that_is_being_written_is_left_alone(run_dir: Path) -> None:
