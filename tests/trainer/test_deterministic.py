@@ -79,16 +79,18 @@ def test_a_cpu_computes_the_same_bits_without_it(moe_directory: Path, tmp_path: 
     assert all(torch.equal(weight, found[1][1][name]) for name, weight in found[0][1].items())
 
 
-async def test_the_trainers_process_has_it_and_the_one_that_trains_again(
-    dense_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("ranks", [1, 2])
+async def test_the_trainers_processes_have_it_and_the_one_that_trains_again(
+    ranks: int, dense_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """One rank that has not would refuse the run, and with it all."""
     kind = f"{__name__}:in_the_mode"
-    trainer = {"deterministic": True, "allowed_imports": [kind]}
+    trainer = {"deterministic": True, "allowed_imports": [kind], "processes": ranks}
     config = await record(tmp_path / "job", dense_directory, trainer, loss={"kind": kind})
     assert main(["verify", str(tmp_path / "job"), "--step", "4"]) == 0
     said = capsys.readouterr().out
     assert "trained with trainer.deterministic = true, and so again" in said
-    assert "bit-equal" in said
+    assert ("bit-equal" in said) == (ranks == 1), said
 
     kept = find(config.output_dir, "default", 4, config.transport.max_batch_bytes)
     (tmp_path / "again").mkdir()
