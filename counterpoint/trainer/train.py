@@ -13,6 +13,7 @@ from counterpoint.trainer.config import READY_SECONDS, TrainerConfig
 from counterpoint.trainer.faults import LacksMemory, ModelLost, is_out_of_memory
 from counterpoint.trainer.learner import Learner
 from counterpoint.trainer.loop import Trainer
+from counterpoint.trainer.model.deterministic import advice_on
 from counterpoint.trainer.model.load import choose_device
 from counterpoint.trainer.runs import checkpoint
 from counterpoint.trainer.runs.epochs import Epochs
@@ -62,6 +63,8 @@ def train(config: TrainerConfig, on_ready: Callable[[], object], sources: Source
         except (ValueError, OSError) as error:
             return _failed(exit_code_of(error), str(error))
         except (MemoryError, RuntimeError) as error:
+            if advice := advice_on(error):
+                return _failed(2, f"{config.model} cannot be loaded: {error}{advice}")
             if not is_out_of_memory(error):
                 raise
             return _failed(1, f"there is not enough memory to load {config.model}: {error}")

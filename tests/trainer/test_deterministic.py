@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,10 +13,12 @@ from counterpoint.cli.main import main
 from counterpoint.run.loss import LossConfig
 from counterpoint.trainer.again.kept import NotKept, find
 from counterpoint.trainer.again.verified import train_again
+from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.losses.contract import LossInputs, LossOutputs
 from counterpoint.trainer.losses.load import TRIED_TOKENS, load_loss
 from counterpoint.trainer.model.deterministic import use_deterministic_algorithms
 from counterpoint.trainer.packer import InvalidBatch
+from counterpoint.trainer.train import train
 from tests.trainer.again.recorded import record
 from tests.trainer.conftest import make_batch
 from tests.trainer.lone_run import make_lone_run
@@ -67,6 +70,19 @@ def test_an_operation_without_an_algorithm_is_refused_by_the_key(dense_directory
     with pytest.raises(InvalidBatch, match=REFUSED):
         lone.train(make_batch(1))
     make_lone_run(tmp_path / "free", dense_directory, loss=kind).train(make_batch(1))
+
+
+def test_a_trainer_ends_with_the_key_if_its_model_cannot_be_loaded(
+    dense_directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: object) -> torch.Tensor:
+        use_deterministic_algorithms(True)
+        return torch.zeros(1).put_(torch.tensor([0]), torch.ones(1))
+
+    monkeypatch.setattr("counterpoint.trainer.learner.LoadedModel.load", load)
+    config = TrainerConfig(output_dir=tmp_path, model=str(dense_directory), deterministic=True, device="cpu", threads=1)
+    assert train(config, lambda: None) == 2
+    assert re.search(f"cannot be loaded: {REFUSED}", caplog.text)
 
 
 def test_a_cpu_computes_the_same_bits_without_it(moe_directory: Path, tmp_path: Path) -> None:

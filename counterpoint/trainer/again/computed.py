@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from counterpoint.run.items import Objective
 from counterpoint.trainer.again.learner import RunAgain
 from counterpoint.trainer.again.outliers import Values
 from counterpoint.trainer.packer import pack
@@ -41,7 +42,7 @@ def computed(again: RunAgain, batch: Batch, only: Collection[int] | None = None)
 
 def _updates(again: RunAgain, batch: Batch) -> Iterator[Contribution]:
     """Yields a contribution at each pass that trains its samples for the first time: their rows are those of training."""
-    step = again.contribution(batch)
+    step = Contribution(again.run, batch, again.learner.ranks.device, objective=Objective(forward_only=True))
     while True:
         if not step.current.measures and step.current.first_epoch:
             yield step

@@ -12,7 +12,6 @@ import torch
 
 from counterpoint.inference.digest import Digest, digests_of
 from counterpoint.run.changes import LearningRates
-from counterpoint.run.items import Objective
 from counterpoint.trainer.again.kept import Kept, NotKept
 from counterpoint.trainer.broadcast import own_memory
 from counterpoint.trainer.config import TrainerConfig
@@ -77,10 +76,6 @@ class RunAgain:
         while shares.left(self.run.slot):
             rows += shares.rows()
         return rows
-
-    def contribution(self, batch: Batch) -> Contribution:
-        """Returns a contribution that nothing is trained of, to compute with. Raises `InvalidBatch`."""
-        return Contribution(self.run, batch, self.learner.ranks.device, objective=Objective(forward_only=True))
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Returns copies of what is trained, float32, in the host's memory."""

@@ -78,13 +78,12 @@ def split_step(
     kept = find(output_dir, run_id, step, nbytes, at_most=max(0, int(groups.codes["version"].min()) - 1))
     again = RunAgain(config, kept, directory)
     files = VersionFiles(again, directory, step - kept.first)
-    truncated = any(each.truncated for each in played) if played else None
-    found = _computed(again, batch, groups, truncated, files)
+    found = _computed(again, batch, groups, files)
     recorded = (metrics_line(kept) or {}).get("mismatch_kl")
-    now = float(divergence(found.now_P, found.inference_P).mean())
-    several = again.run.config.training.updates_per_step > 1
-    adapter = f"the adapter of run {run_id}" if again.run.config.training.lora is not None else ""
-    result = Split(run_id, step, len(found.now_P), recorded, now, adapter=adapter, several_updates=several)
+    now, training = float(divergence(found.now_P, found.inference_P).mean()), again.run.config.training
+    result = Split(run_id, step, len(found.now_P), recorded, now, several_updates=training.updates_per_step > 1)
+    result.truncated = any(each.truncated for each in played) if played else None
+    result.adapter = "" if training.lora is None else f"the adapter of run {run_id}"
     faulty_P = split(result, found)
     if (fault := result.fault) is not None:
         result.untried = files.lacking
@@ -94,9 +93,7 @@ def split_step(
     return result
 
 
-def _computed(
-    again: RunAgain, batch: Batch, groups: TokenGroups, truncated: bool | None, files: VersionFiles
-) -> Computed:
+def _computed(again: RunAgain, batch: Batch, groups: TokenGroups, files: VersionFiles) -> Computed:
     """Trains up to the step before, and computes each token with its version on the way. Raises `NotKept`."""
     first, step, of_sample_P = again.kept.first, batch.step, samples_of(batch)
     inference_P = batch.columns["log_probabilities_T"][batch.loss_mask_T != 0].astype(np.float64)
@@ -120,7 +117,7 @@ def _computed(
     except InvalidBatch as error:
         raise NotKept(f"step {step} of run {batch.run_id} cannot be computed again: {error}") from error
     temperature_P = np.array([sample.temperature for sample in batch.samples])[of_sample_P]
-    return Computed(inference_P, now_P, then_P, exact_P, temperature_P, groups, truncated)
+    return Computed(inference_P, now_P, then_P, exact_P, temperature_P, groups)
 
 
 def groups_of(batch: Batch, played: Sequence[Played]) -> TokenGroups:

@@ -115,7 +115,7 @@ def noise(rest_P: Values, exact_P: Values, inference_P: Values, temperature_P: V
         return np.where(counts_P & (others_P >= UNCERTAIN), rest_P * (temperature_P / others_P) ** 2, np.nan)
 
 
-def keys_of(truncated: bool | None) -> Sequence[str]:
+def _keys(truncated: bool | None) -> Sequence[str]:
     """Returns by what tokens are compared: what sampling truncates differs by environment and temperature."""
     return KEYS if truncated is False else SERVERS
 
@@ -125,7 +125,7 @@ def stands_out(rest_P: Values, noise_P: Values, groups: TokenGroups, truncated: 
 
     With truncated sampling, or where it may be, content alone can make any difference.
     """
-    known_P, whole, keys = np.isfinite(rest_P), float(np.nansum(rest_P)), keys_of(truncated)
+    known_P, whole, keys = np.isfinite(rest_P), float(np.nansum(rest_P)), _keys(truncated)
     untold = None
     for key in sorted(keys, key=lambda key: key != "load"):  # a server's median would hide one of its loads
         code_P = groups.codes[key]
@@ -156,20 +156,18 @@ def differs_within_content(noise_P: Values, group_P: npt.NDArray[np.bool_], grou
             here_P = np.isfinite(noise_P) & (content_P == content)
             own, others = (_of_units(noise_P[each], unit_P[each]) for each in (here_P & group_P, here_P & ~group_P))
             if pairs := len(own) * len(others):
-                excess, variance = (
-                    excess + _wins(own, others) - pairs / 2,
-                    variance + pairs * (len(own) + len(others) + 1) / 12,
-                )
+                excess += _wins(own, others) - pairs / 2
+                variance += pairs * (len(own) + len(others) + 1) / 12
                 times.append(noise_P[here_P & group_P] / max(float(np.median(noise_P[here_P & ~group_P])), 1e-300))
         if times and np.median(np.concatenate(times)) >= FACTOR and excess >= BEYOND_CHANCE * variance**0.5:
             return True
     return False
 
 
-def comparable(noise_P: Values, groups: TokenGroups, keys: Sequence[str]) -> list[str]:
+def comparable(noise_P: Values, groups: TokenGroups, truncated: bool | None) -> list[str]:
     """Returns the keys by which at least two groups have enough tokens to be compared."""
     found = []
-    for key in keys:
+    for key in _keys(truncated):
         numbers, index_P = np.unique(groups.codes[key], return_inverse=True)
         medians_G = _medians(noise_P, index_P, len(numbers))
         if np.count_nonzero(np.isfinite(medians_G[numbers >= 0])) > 1:

@@ -7,6 +7,7 @@ rest is the kernels', but for a group of tokens that stands out. So the causes a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,7 +19,6 @@ from counterpoint.trainer.again.outliers import (
     TokenGroups,
     Values,
     comparable,
-    keys_of,
     noise,
     stands_out,
 )
@@ -67,8 +67,6 @@ class Computed:
     """The same in float32."""
     temperature_P: Values
     groups: TokenGroups
-    truncated: bool | None
-    """Whether any token was sampled from a truncated distribution; None if the records that say it are gone."""
 
 
 @dataclass(slots=True)
@@ -94,7 +92,8 @@ class Split:
     compared: list[str] = field(default_factory=list)
     """The keys by which two groups or more have enough tokens to be compared."""
     truncated: bool | None = False
-    """Whether the rest may also be what `[sampling]` truncates; None if the records that say it are gone."""
+    """Whether any token was sampled from a truncated distribution, so that the rest may be what was cut off; None if the records
+    that say it are gone."""
     adapter: str = ""
     """The adapter that all tokens are of, in words; empty with full weights."""
     several_updates: bool = False
@@ -127,7 +126,7 @@ class Split:
             if value or name not in ("fault", "unknown")
         ]
         lines += [f"staleness of {lag}: {value:.3g} a token" for lag, value in sorted(self.by_lag.items())]
-        lines += self._said_of_fault()
+        lines += map(printable, self._said_of_fault())
         recorded = "not recorded" if self.recorded is None else f"{self.recorded:.3g} recorded"
         lines.append(
             f"run {self.run}, step {self.step}: mismatch KL {self.computed:.3g} nats a token computed, {recorded}"
@@ -137,26 +136,26 @@ class Split:
             lines.append(f"the two are not the same: {moved if self.several_updates else other}")
         return "\n".join(lines)
 
-    def _said_of_fault(self) -> list[str]:
-        lines, fault = [], self.fault
-        if fault is None and self.compared:
+    def _said_of_fault(self) -> Iterator[str]:
+        if (fault := self.fault) is None:
             none = "none is accused" if self.untold else "none stands out"
-            lines.append(f"compared by {', '.join(self.compared)}: {none}")
-        elif fault is None:
-            which = f"{LEAST_TOKENS} tokens that are uncertain and in different contexts"
-            lines.append(f"nothing could be compared: no two groups have {which}")
-        lines += [self.untold] if self.untold else []
+            few = f"no two groups have {LEAST_TOKENS} tokens that are uncertain and in different contexts"
+            yield (
+                f"compared by {', '.join(self.compared)}: {none}"
+                if self.compared
+                else f"nothing could be compared: {few}"
+            )
+        if self.untold:
+            yield self.untold
         if fault is not None:
-            is_all = fault.key == ALL
-            where = "all tokens" if is_all else f"{fault.key} {fault.group}"
+            where = "all tokens" if fault.key == ALL else f"{fault.key} {fault.group}"
             where += f", of {self.adapter}," if self.adapter else ""
-            others = "" if is_all else f", all others {fault.others:.3g}"
-            lines.append(f"fault: the {fault.tokens} tokens of {where} have {fault.mean:.3g} a token{others}")
+            others = "" if fault.key == ALL else f", all others {fault.others:.3g}"
+            yield f"fault: the {fault.tokens} tokens of {where} have {fault.mean:.3g} a token{others}"
             if not self.untried:
-                lines.append(f"       {fault.explanation or 'nothing that was tried explains them'}")
+                yield f"       {fault.explanation or 'nothing that was tried explains them'}"
         if self.untried:
-            lines.append(f"what explains the rest was not looked for: {self.untried}")
-        return [printable(line) for line in lines]
+            yield f"what explains the rest was not looked for: {self.untried}"
 
     def put_fault(self, fault: Fault | None) -> None:
         """Takes a fault over, or drops it. What its tokens have more than the others is its part, and not the kernels'."""
@@ -189,13 +188,12 @@ def split(result: Split, computed: Computed) -> npt.NDArray[np.bool_]:
         "fault": 0.0,
         "unknown": float(now_P[~known_P].sum()) / result.tokens,
     }
-    result.truncated = computed.truncated
     for lag in np.unique(computed.groups.codes["lag"][known_P]).tolist():
         own_P = known_P & (computed.groups.codes["lag"] == lag)
         result.by_lag[int(lag)] = float((now_P - then_P)[own_P].mean())
     noise_P = noise(rest_P, computed.exact_P, computed.inference_P, computed.temperature_P, computed.groups)
-    result.compared = comparable(noise_P, computed.groups, keys_of(computed.truncated))
-    found = stands_out(rest_P, noise_P, computed.groups, computed.truncated)
+    result.compared = comparable(noise_P, computed.groups, result.truncated)
+    found = stands_out(rest_P, noise_P, computed.groups, result.truncated)
     if found is not None and found.content:
         result.untold = f"{found.key} {found.group} has more noise, which cannot be told from {found.content}"
     elif found is not None:

@@ -154,7 +154,7 @@ def test_the_report_says_what_cannot_be_told_from_its_content() -> None:
     moved_P = random.standard_normal(TOKENS) * np.where(noisy_P, 0.05, 0.01) * sensitivity_P
     temperature_P = given["temperature"].astype(np.float64)
     result = Split("default", 5, TOKENS, None, 0.0)
-    split(result, Computed(exact_P + moved_P, exact_P, exact_P, exact_P, temperature_P, groups_of(given), False))
+    split(result, Computed(exact_P + moved_P, exact_P, exact_P, exact_P, temperature_P, groups_of(given)))
     assert (result.fault, result.parts["fault"]) == (None, 0)
     assert "version, position, temperature, environment, rollout: none is accused" in result.text()
     assert "server b has more noise, which cannot be told from environment open" in result.text()
