@@ -1,22 +1,29 @@
-"""`counterpoint try` in a real job: the command is killed in the middle, asked again, and finds a change that does harm."""
+"""`counterpoint try` in a real job finds a change that does harm, whatever is killed in the middle: the command, the trainer, a
+branch's orchestrator, the supervisor."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tomli_w
 
-from counterpoint.job.directory import living_runs
+from counterpoint.job.directory import living_runs, orchestrator_of
 from counterpoint.job.reading.rollouts.rollout_records import read_records
-from counterpoint.job.trial.decisions import SIDES, TrialDecisions
+from counterpoint.job.trial.ask import trial_name
+from counterpoint.job.trial.decisions import SIDES, HeldOut, TrialDecisions
 from counterpoint.job.trial.record import TrialRecord
+from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.atomic import published_steps
+from counterpoint.verify.report import SOUND
+from counterpoint.verify.run import verify
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.support.running_job import RunningJob, settings, steps_of
 from tests.support.vllm_server import ServerProcess
@@ -28,14 +35,14 @@ ENVIRONMENTS = [{"name": "reverse", "kind": "reverse-text"}]
 
 def write_job(directory: Path, server: ServerProcess) -> Path:
     """One run without an end, with held-out examples, and places for two more."""
-    job = settings(directory / "output", server=server, steps=10_000)
+    job = settings(directory / "output", max_restarts=3, server=server, steps=10_000)
     job["trainer"]["max_runs"] = 3
     own = job["orchestrator"]
     own |= {"run_id": "main", "environments": ENVIRONMENTS, "keep_checkpoints": 10}
     own["schedule"] |= {"max_inflight_rollouts": 16}
     own["training"] = {"learning_rate": 1e-4, "checkpoint_interval": 2, "lora": {"rank": 8}}
     held = [{"name": "reverse", "kind": "reverse-text", "args": {"seed": 1}}]
-    own["evaluations"] = [{"name": "held", "interval": 1000, "examples": 100, "environments": held}]
+    own["evaluations"] = [{"name": "held", "interval": 1000, "examples": 32, "environments": held}]
     file = directory / "job.toml"
     file.write_text(tomli_w.dumps(job))
     return file
@@ -50,11 +57,17 @@ def play(*words: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def replayed(record: TrialRecord, step: int, tokens: int) -> TrialDecisions:
-    decisions = TrialDecisions(step, tokens)
-    for each in record.measurements():
-        decisions.measured(each)
-    return decisions
+def trial_of(output: Path, tokens: int) -> tuple[TrialRecord, tuple[str, ...]]:
+    """The trial of a learning rate that does harm, with so many tokens, and what is asked for it."""
+    changes = {"training.learning_rate": "0.1"}
+    record = TrialRecord(output, trial_name("main", changes, tokens, None, None))
+    words = [f"{key}={value}" for key, value in changes.items()]
+    return record, ("main", *words, "--tokens", str(tokens), "--job", str(output), "--json")
+
+
+def measured(record: TrialRecord) -> Iterator[HeldOut]:
+    if (record.directory / "measured.jsonl").exists():
+        yield from record.measurements()
 
 
 def drawn(output: Path, run_id: str) -> dict[int, int]:
@@ -64,54 +77,104 @@ def drawn(output: Path, run_id: str) -> dict[int, int]:
     return {record["group_id"]: record["example_index"] for record in records}
 
 
-def test_a_change_that_does_harm_is_found_though_the_command_is_killed(
-    tmp_path: Path, adapter_server: ServerProcess
-) -> None:
-    job = RunningJob(write_job(tmp_path, adapter_server), tmp_path / "output")
-    output = job.output_dir
-    asked = ("main", "training.learning_rate=0.1", "--tokens", "1M", "--job", str(output), "--json")
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory, adapter_server: ServerProcess) -> Iterator[list[RunningJob]]:
+    """The job of these tests, which has kept a step; one that is resumed is appended."""
+    directory = tmp_path_factory.mktemp("trials")
+    jobs = [RunningJob(write_job(directory, adapter_server), directory / "output")]
     try:
-        job.wait_for("a kept step", (output / "trainer" / "main" / "checkpoints" / "step_4" / "STABLE").exists)
-        for wrong, code, words in [
-            (("main", "evaluations.0.interval=3"), 2, "evaluations.0.interval cannot be tried"),
-            (("main", "environments.0.args.nonsense=1"), 2, "nonsense"),
-            (("main", "sampling.max_tokens=5000"), 2, "sampling.max_tokens = 5000 leaves no room"),
-            (("main", "seed=3"), 2, "seed cannot be another"),
-            (("main", "--step", "9999"), 3, "step 9999 of run main was not kept"),
-            (("other",), 2, "there is no run 'other'"),
-        ]:
-            found = play(*wrong, "--tokens", "1M", "--job", str(output))
-            assert (found[0], words in found[2]) == (code, True), found
-        assert not (output / "tries").exists()
-
-        first = subprocess.Popen(command(*asked), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        measured = "tries/*/measured.jsonl"
-        job.wait_for("a measurement", lambda: any(path.stat().st_size for path in output.glob(measured)))
-        first.send_signal(signal.SIGKILL)
-        assert first.wait() == -signal.SIGKILL
-        wait_until(lambda: living_runs(output) == ["main"], "the branches' end")
-
-        code, printed, errors = play(*asked)
-        assert code == 0, printed + errors
-        found_there = json.loads(printed)
-        assert (found_there["verdict"], found_there["difference"]["high"] < -0.02) == ("worse", True), printed + errors
-        record = TrialRecord(output, found_there["try"])
-        decisions = replayed(record, found_there["asked"]["step"], 10**6)
-        assert decisions.verdict is not None
-        assert record.verdict is not None
-        assert record.verdict == replace(decisions.verdict, tokens=record.verdict.tokens)
-        assert record.verdict.tokens >= decisions.verdict.tokens, "and what was used until both branches had ended"
-        keys = [(each.side, each.step) for each in record.measurements()]
-        assert len({*keys}) == len(keys), "each evaluation once, though one process was killed"
-        assert living_runs(output) == ["main"]
-        plain, changed = (drawn(output, record.branch(side)) for side in SIDES)
-        common = plain.keys() & changed.keys()
-        assert {group: plain[group] for group in common} == {group: changed[group] for group in common} != {}
-
-        code, again, errors = play(*asked)
-        assert (code, errors) == (0, "")
-        assert json.loads(again) | {"seconds": 0} == found_there | {"seconds": 0}
-        made = len(steps_of(output / "run_main" / "metrics.jsonl"))
-        job.wait_for("the run's next step", lambda: len(steps_of(output / "run_main" / "metrics.jsonl")) > made)
+        kept = directory / "output" / "trainer" / "main" / "checkpoints" / "step_4" / "STABLE"
+        jobs[0].wait_for("a kept step", kept.exists)
+        yield jobs
     finally:
-        job.end()
+        for job in jobs:
+            job.end()
+
+
+def assert_sound(record: TrialRecord, printed: str) -> None:
+    """Asserts that the change was found to do harm, by the recorded measurements, each of which is there once."""
+    found, verdict = json.loads(printed), record.verdict
+    assert (found["try"], found["verdict"], found["difference"]["high"] < -0.02) == (record.name, "worse", True), (
+        printed
+    )
+    decisions = TrialDecisions(found["asked"]["step"], found["asked"]["tokens"])
+    for each in record.measurements():
+        decisions.measured(each)
+    assert decisions.verdict is not None
+    assert verdict is not None
+    assert verdict == replace(decisions.verdict, tokens=verdict.tokens)
+    assert verdict.tokens >= decisions.verdict.tokens, "and what was used until both branches had ended"
+    keys = [(each.side, each.step) for each in record.measurements()]
+    assert len({*keys}) == len(keys), "each evaluation once, though a process was killed"
+
+
+def test_a_change_that_does_harm_is_found_though_the_command_is_killed(jobs: list[RunningJob]) -> None:
+    job = jobs[-1]
+    output = job.output_dir
+    for wrong, code, words in [
+        (("main", "evaluations.0.interval=3"), 2, "evaluations.0.interval cannot be tried"),
+        (("main", "environments.0.args.nonsense=1"), 2, "nonsense"),
+        (("main", "sampling.max_tokens=5000"), 2, "sampling.max_tokens = 5000 leaves no room"),
+        (("main", "seed=3"), 2, "seed cannot be another"),
+        (("main", "--step", "9999"), 3, "step 9999 of run main was not kept"),
+        (("other",), 2, "there is no run 'other'"),
+    ]:
+        refused = play(*wrong, "--tokens", "1M", "--job", str(output))
+        assert (refused[0], words in refused[2]) == (code, True), refused
+    record, asked = trial_of(output, 1_000_000)
+    assert not record.directory.exists()
+
+    first = subprocess.Popen(command(*asked), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    job.wait_for("a measurement", lambda: bool([*measured(record)]))
+    first.send_signal(signal.SIGKILL)
+    assert first.wait() == -signal.SIGKILL
+    wait_until(lambda: living_runs(output) == ["main"], "the branches' end")
+
+    code, printed, errors = play(*asked)
+    assert code == 0, printed + errors
+    assert_sound(record, printed)
+    assert living_runs(output) == ["main"]
+    plain, changed = (drawn(output, record.branch(side)) for side in SIDES)
+    common = plain.keys() & changed.keys()
+    assert {group: plain[group] for group in common} == {group: changed[group] for group in common} != {}
+
+    code, again, errors = play(*asked)
+    assert (code, errors) == (0, "")
+    assert json.loads(again) | {"seconds": 0} == json.loads(printed) | {"seconds": 0}
+    made = len(steps_of(output / "run_main" / "metrics.jsonl"))
+    job.wait_for("the run's next step", lambda: len(steps_of(output / "run_main" / "metrics.jsonl")) > made)
+
+
+def test_it_is_found_though_trainer_branch_and_supervisor_are_killed(jobs: list[RunningJob], tmp_path: Path) -> None:
+    job = jobs[-1]
+    output = job.output_dir
+    record, asked = trial_of(output, 1_001_000)
+    with (tmp_path / "errors.txt").open("wb") as errors:
+        trial = subprocess.Popen(command(*asked), stdout=subprocess.DEVNULL, stderr=errors)
+    job.wait_for("a measurement", lambda: bool([*measured(record)]))
+    branch = orchestrator_of(output, record.branch("with"))
+    assert branch is not None
+    made = [len(steps_of(record.run_dir(side) / "metrics.jsonl")) for side in SIDES]
+    for pid in (job.pid_of("counterpoint.cli.main trainer"), branch.pid):
+        os.kill(pid, signal.SIGKILL)
+    job.wait_for(
+        "a branch's next steps",
+        lambda: any(
+            len(steps_of(record.run_dir(side) / "metrics.jsonl")) > before + 1
+            for side, before in zip(SIDES, made, strict=True)
+        ),
+    )
+    job.process.kill()
+    assert trial.wait(DEADLINE_SECONDS) == UserError.code, "there is no verdict yet"
+    assert "has ended; start it with --resume" in (tmp_path / "errors.txt").read_text()
+    jobs.append(resumed := RunningJob(job.config_file, output, ("--resume",)))
+    made_before = len(steps_of(output / "run_main" / "metrics.jsonl"))
+    resumed.wait_for("the run's next step", lambda: len(steps_of(output / "run_main" / "metrics.jsonl")) > made_before)
+    code, printed, said = play(*asked)
+    assert code == 0, printed + said
+    assert_sound(record, printed)
+    for side in SIDES:
+        steps = steps_of(record.run_dir(side) / "metrics.jsonl")
+        assert steps == sorted({*steps}), f"the branch {side} the change made a step twice"
+        report = verify(record.run_dir(side))
+        assert report.code == SOUND, report.text()

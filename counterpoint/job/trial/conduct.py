@@ -68,6 +68,7 @@ class _Trial:
 
         play(self._job, [*branches.values()], is_decided)
         for reader in readers:
+            reader.read()
             self._decisions.spent(reader.side, reader.spent())
         verdict = self._decisions.verdict
         assert verdict is not None
@@ -111,7 +112,7 @@ class _Trial:
 
     def _has_moved(self, reader: BranchReader) -> bool:
         """Records what a branch has measured, and notes what it has used. Returns whether it has made a step or an evaluation."""
-        if not reader.has_moved():
+        if not reader.read():
             return False
         for measured in reader.new():
             self._record.add(measured)

@@ -55,31 +55,31 @@ class BranchReader:
         self._run_dir, self._evaluation, self._first = run_dir, evaluation, first
         self._newest = newest
         self._trained, self._evaluated = _Lines(run_dir / "metrics.jsonl"), _Lines(run_dir / EVALUATIONS_FILE)
-        self._sizes = (-1, -1)
+        self._known = -1
+        """How many lines both had; -1 before the first look."""
 
-    def has_moved(self) -> bool:
-        """Returns whether the branch has made a step or an evaluation since the last call."""
-        before, self._sizes = self._sizes, (self._size("metrics.jsonl"), self._size(EVALUATIONS_FILE))
-        return self._sizes != before
+    def read(self) -> bool:
+        """Reads on, and returns whether the branch has made a step or an evaluation since the last call.
 
-    def _size(self, name: str) -> int:
-        path = self._run_dir / name
-        return path.stat().st_size if path.exists() else -1
+        Raises `UserError` and `OSError` for a file that cannot be read.
+        """
+        before = self._known
+        evaluated = len(self._evaluated.read())
+        self._known = evaluated + len(self._trained.read())  # after these, so that no step before them is missed
+        return self._known != before
 
     def new(self) -> Iterator[HeldOut]:
-        """Yields the evaluations since the last call. Raises `UserError` and `OSError` for a file that cannot be read.
+        """Yields the evaluations that were read and not yet given. Raises `OSError` if records cannot be read.
 
         Where an environment does not say the bounds of its rewards, they are successes: 1 or 0.
         """
-        evaluated = self._evaluated.read()
-        self._trained.read()  # after the evaluations, so that no step before them is missed
-        for line in evaluated:
+        for line in self._evaluated.kept:
             if not _is_of(line, self._evaluation) or (step := _step_of(line)) <= self._newest:
                 continue
             self._newest = step
             bounds = tuple(line["reward_bounds"]) if line["reward_bounds"] else None
             rewards = self._rewards(step, None if bounds is not None else float(line["success"]))
-            yield HeldOut(self.side, step, self._spent_until(step), rewards, bounds or _OF_SUCCESS)
+            yield HeldOut(self.side, step, self.spent(step), rewards, bounds or _OF_SUCCESS)
 
     def _rewards(self, step: int, success: float | None) -> dict[ExampleKey, float | None]:
         found: dict[ExampleKey, list[float | None]] = {}
@@ -92,14 +92,8 @@ class BranchReader:
             found.setdefault(key, []).append(reward)
         return {key: _mean(rewards) for key, rewards in found.items()}
 
-    def spent(self) -> int:
-        """Returns the tokens that the branch has used by now, whatever it has measured. Raises as `new`."""
-        self._evaluated.read()
-        self._trained.read()
-        return self._spent_until(math.inf)
-
-    def _spent_until(self, step: float) -> int:
-        """The tokens of the branch until `step` was evaluated."""
+    def spent(self, step: float = math.inf) -> int:
+        """Returns the tokens of the branch until `step` was evaluated, or all that were read of."""
         own = [line for line in self._trained.kept if self._first < _step_of(line) <= step]
         own += [line for line in self._evaluated.kept if self._first <= _step_of(line) <= step]
         return sum(map(_tokens_of, own))

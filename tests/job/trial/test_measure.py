@@ -39,14 +39,14 @@ def test_a_branch_is_read_once_with_its_own_tokens(tmp_path: Path) -> None:
     steps = [{"step": step, "tokens/prompt": 5, "tokens/completion": 15} for step in range(1, 6)]
     append_lines(tmp_path / "metrics.jsonl", steps)
     reader = BranchReader(tmp_path, "with", "held", FIRST, newest=0)
-    assert reader.has_moved()
-    assert not reader.has_moved()
+    assert reader.read()
+    assert not reader.read()
     assert list(reader.new()) == []
     evaluated(tmp_path, FIRST, [(4, 1.0)])
     evaluated(tmp_path, 4, [(4, 1.5), (4, 0.5), (7, 2.0), (7, None)])
     append_line(tmp_path / "evaluations.jsonl", {"evaluation": "held", "step": 5, "error": "no server"})
     append_line(tmp_path / "evaluations.jsonl", {"evaluation": "other", "step": 5})
-    assert reader.has_moved()
+    assert reader.read()
     found = [
         HeldOut("with", FIRST, 40, {("sums", 4): 1.0}, (0, 2)),
         HeldOut("with", 4, 40 + 2 * 20 + 40, {("sums", 4): 1.0, ("sums", 7): None}, (0, 2)),
@@ -54,9 +54,12 @@ def test_a_branch_is_read_once_with_its_own_tokens(tmp_path: Path) -> None:
     assert list(reader.new()) == found
     assert reader.spent() == 40 + 3 * 20 + 40
     append_line(tmp_path / "metrics.jsonl", {"step": 6, "tokens/prompt": 7})
+    assert reader.read()
     assert reader.spent() == 40 + 3 * 20 + 40 + 7
     assert list(reader.new()) == []
-    assert list(BranchReader(tmp_path, "with", "held", FIRST, newest=FIRST).new()) == found[1:]
+    later = BranchReader(tmp_path, "with", "held", FIRST, newest=FIRST)
+    later.read()
+    assert list(later.new()) == found[1:]
     assert fair_interval(tmp_path, "held") == 4
     assert fair_interval(tmp_path, "absent") is None
 
@@ -69,7 +72,9 @@ def test_a_branch_is_read_once_with_its_own_tokens(tmp_path: Path) -> None:
 
 def test_rewards_without_bounds_are_successes(tmp_path: Path) -> None:
     evaluated(tmp_path, 4, [(4, 17.0), (7, 0.5)], reward_bounds=None)
-    (found,) = BranchReader(tmp_path, "without", "held", FIRST, newest=0).new()
+    reader = BranchReader(tmp_path, "without", "held", FIRST, newest=0)
+    reader.read()
+    (found,) = reader.new()
     assert (found.rewards, found.bounds) == ({("sums", 4): 1.0, ("sums", 7): 0.0}, (0.0, 1.0))
 
 
@@ -79,7 +84,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, name: str) -
     with pytest.raises(UserError, match=rf"{name} is a FIFO"):
         fair_interval(tmp_path, "held")
     with pytest.raises(UserError, match=rf"{name} is a FIFO"):
-        list(BranchReader(tmp_path, "with", "held", FIRST, newest=0).new())
+        BranchReader(tmp_path, "with", "held", FIRST, newest=0).read()
 
 
 def test_an_interval_is_of_sound_lines_alone(tmp_path: Path) -> None:
