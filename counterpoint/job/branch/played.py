@@ -6,6 +6,7 @@ the same command takes the branch up. A branch that cannot go on is an error.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -69,8 +70,10 @@ class PlayedBranch:
         self._is_ending = False
         self._deaths = 0
         """Since something new."""
-        self._waits_until = self._quiet_until = 0.0
-        """When it has to have started, and when it has to have made something more."""
+        self._waits_until = time.monotonic() + LEFT_SECONDS
+        """When it has to have started."""
+        self._quiet_until = math.inf
+        """When it has to have made something more."""
 
     def look(self) -> None:
         """Takes in what it has made, and then its end, so that nothing is missed; starts it, or has it end.
@@ -98,7 +101,6 @@ class PlayedBranch:
     def _start(self, holder: LockHolder | None) -> None:
         """Starts its orchestrator once that of an earlier process has ended."""
         name, now = self.config.run_id, time.monotonic()
-        self._waits_until = self._waits_until or now + LEFT_SECONDS
         if holder is not None:
             if now > self._waits_until:
                 raise Obstructed(f"run {name} is held by process {holder.pid}; end it, and {AGAIN}")
@@ -114,7 +116,7 @@ class PlayedBranch:
         if self._is_to_end() or (process.code == 0 and all_committed(self.config)):
             self.has_ended = True
             return
-        self._deaths, self._waits_until = self._deaths + 1, 0.0
+        self._deaths += 1
         if process.code == UserError.code or self._deaths > MOST_DEATHS:
             raise NotAnswered(
                 f"run {self.config.run_id} cannot go on: {on_one_line(process.error())}; remove the cause, and {AGAIN}"
