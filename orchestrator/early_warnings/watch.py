@@ -78,7 +78,7 @@ class Watch:
         self._own, self._trained = output_dir / f"run_{run_id}" / "metrics.jsonl", output_dir / TRAINED_FILE
         self._following = AppendedLines(self._trained, END_BYTES)
         self._origin: BranchOrigin | None = None
-        """Where the run comes from, if it is a branch: until then that run's figures are its own."""
+        """Where the run comes from, if it is a branch of the same job: until then that run's figures are its own."""
         self._seen: Seen | None = None
         self._present: dict[tuple[Sign, str], EarlyWarning] = {}
         self._logged: dict[tuple[Sign, str], int] = {}
@@ -118,7 +118,8 @@ class Watch:
     def _restore(self, seen: Seen, step: int) -> None:
         """Takes up the steps before, of an earlier process."""
         try:
-            self._origin = origin_of(self._own.parent)
+            if (origin := origin_of(self._own.parent)) is not None and origin.job is None:
+                self._origin = origin
             for line in _lines_of(AppendedLines(self._own, END_BYTES), b"{"):
                 if isinstance(before := line.get("step"), int) and before < step:
                     seen.add(line)

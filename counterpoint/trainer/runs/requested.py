@@ -79,10 +79,6 @@ class RunRequests:
                 raise
             logger.warning("a request to run %s cannot be answered: %s", run.run_id, error)
 
-    def copy_at(self, run: Run, step: int) -> Copy | None:
-        """Returns the copy that takes the place of the update of `step`. Raises `CopyRefused` for a damaged journal."""
-        return copies.accepted(self._output_dir, run.run_id, step)
-
     def learning_rate(self, run: Run, step: int) -> float:
         """Returns the peak learning rate of `step`, as configured or changed since. Raises `JournalError`."""
         directory = run_directory(self._output_dir, run.run_id)

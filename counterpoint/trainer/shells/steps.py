@@ -15,7 +15,7 @@ from counterpoint.run.changes import JournalError
 from counterpoint.run.items import UpdateValues
 from counterpoint.trainer.metrics import MetricValue
 from counterpoint.trainer.packer import InvalidBatch
-from counterpoint.trainer.runs.copies import CopyRefused
+from counterpoint.trainer.runs.copies import CopyRefused, accepted
 from counterpoint.trainer.runs.run import Run
 from counterpoint.trainer.shells.shared import Shared
 from counterpoint.trainer.telemetry.step_times import StepTimes
@@ -72,7 +72,7 @@ class StepsShell:
         shared = self._shared
         if due.counts:
             shared.sessions.taken(run, number, batch)
-        if shared.requests.copy_at(run, number) is None:
+        if accepted(shared.config.output_dir, run.run_id, number) is None:
             return batch
         if not due.counts:
             raise CopyRefused("another run's state takes its place")

@@ -19,21 +19,22 @@ from counterpoint.job.claim_directory import check_directory
 from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.load import load, to_toml
 from counterpoint.job.write_job import write_job
+from counterpoint.orchestrator.early_warnings.watch import Watch
 from counterpoint.run.branches import origin_of
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.errors import UserError
 from tests.job.branch.test_begin import FROM, STEPS, record_batches, with_trained, write_commits
-from tests.support.jobs import write_lines
+from tests.support.jobs import shipped_line, write_lines
 from tests.trainer.conftest import dense_directory as dense_directory
-from tests.trainer.one_process_trainer import broadcast, life, saved_state
+from tests.trainer.one_process_trainer import life, saved_state
 from tests.trainer.orchestrator_end import write_run
 
 LORA = {"rank": 2, "target_modules": ["q_proj", "down_proj"]}
 
 
-def write_whole(job: Path, model: Path, **more: Any) -> RunConfig:
+def write_whole(job: Path, model: Path, lora: dict[str, Any] | None = LORA, **more: Any) -> RunConfig:
     """A job of one run, as a start leaves it, and what its orchestrator leaves of three steps."""
-    training = {"learning_rate": 1e-3, "checkpoint_interval": 2, "lr_schedule": "linear", "lora": LORA}
+    training = {"learning_rate": 1e-3, "checkpoint_interval": 1, "lr_schedule": "linear", "lora": lora}
     run = {
         "run_id": "old",
         "steps": STEPS,
@@ -64,11 +65,12 @@ def original(tmp_path: Path) -> RunConfig:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lora", [LORA, None])
 def test_a_branch_in_a_new_directory_takes_the_next_five_steps_bit_for_bit(
-    dense_directory: Path, tmp_path: Path
+    dense_directory: Path, tmp_path: Path, lora: dict[str, Any] | None
 ) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    write_whole(one, dense_directory)
+    write_whole(one, dense_directory, lora)
     with life(one, dense_directory, {"old": STEPS}, max_runs=1, keep_checkpoints=9) as trainer:
         trainer.until_step(old=STEPS)
     config = branch(one, "old", FROM, "new", {}, into=two)
@@ -76,10 +78,8 @@ def test_a_branch_in_a_new_directory_takes_the_next_five_steps_bit_for_bit(
     with life(two, dense_directory, {"new": STEPS}, max_runs=1, keep_checkpoints=9) as trainer:
         trainer.until_step(new=STEPS)
     for step in range(FROM, STEPS + 1):
-        old, new = broadcast(one, "old", step), broadcast(two, "new", step)
+        old, new = saved_state(one, "old", step), saved_state(two, "new", step)
         assert all(torch.equal(old[name], new[name]) for name in old | new), step
-    before, after = saved_state(one, "old", STEPS), saved_state(two, "new", STEPS)
-    assert all(torch.equal(before[name], after[name]) for name in before | after), "moments, too"
 
 
 @pytest.mark.parametrize("links", [True, False])
@@ -122,6 +122,18 @@ def test_the_new_job_can_be_started_by_what_the_command_says(
     assert (origin.job, origin.run, origin.step) == (str(job), "old", FROM)
     metrics = (directory / "trainer" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in metrics] == [{"run_id": "new", "step": step} for step in (1, 2)]
+
+
+def test_early_warnings_of_a_new_job_take_no_other_runs_figures(original: RunConfig) -> None:
+    lines = [{"run_id": "old", "step": step, "entropy": float(step)} for step in (1, 2, 3)]
+    write_lines(original.output_dir / "trainer" / "metrics.jsonl", lines)
+    directory = original.output_dir.parent / "two"
+    branch(original.output_dir, "old", FROM, "new", {}, into=directory)
+    write_lines(directory / "trainer" / "metrics.jsonl", [line | {"entropy": 9.0} for line in lines])  # a guest's
+    watch = Watch(directory, "new", {}, lambda: True)
+    watch.take(shipped_line(4, 104.0))
+    assert watch._seen is not None
+    assert watch._seen.points("entropy") == [(1, 1.0), (2, 2.0)]
 
 
 def test_a_directory_with_something_in_it_is_refused_and_stays(original: RunConfig) -> None:
