@@ -32,6 +32,7 @@ from counterpoint.inference.checkpoint import (
     require_same_model,
     weight_files,
 )
+from counterpoint.inference.plugin.cpu.embeddings import keep_embeddings_once
 from counterpoint.inference.plugin.engine.in_place import load_in_place, loads_in_place
 
 
@@ -134,6 +135,7 @@ def _repack_for_cpu(model: torch.nn.Module) -> None:
     """Repeats what vLLM's CPU build does at start and its reload leaves out (0.32)."""
     pack_experts(model)
     pack_head(model)
+    keep_embeddings_once(model)
 
 
 def pack_experts(model: torch.nn.Module) -> None:

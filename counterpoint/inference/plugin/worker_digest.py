@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
 
@@ -51,9 +52,11 @@ class WeightReader:
 
         use_whole_sampler(self.model_runner)
         if self.device.type == "cpu":
+            from counterpoint.inference.plugin.cpu.embeddings import keep_embeddings_once
             from counterpoint.inference.plugin.cpu.seeds import spare_generators
 
             spare_generators(self.model_runner)
+            keep_embeddings_once(self.model_runner.model)
         if self.vllm_config.aux_output_config.enabled and self.device.type == "cpu":
             from counterpoint.inference.plugin.cpu.routed_experts import capture_routed_experts
 
@@ -166,7 +169,8 @@ def held_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Te
     seen: set[int] = set()
     for prefix, module in model.named_modules():
         for name, parameter in module.named_parameters(prefix, recurse=False):
-            packed = hasattr(module, "cpu_linear") and parameter is module.weight and not parameter.is_meta
+            packed = getattr(module, "cpu_linear", linear) is not linear and parameter is module.weight
+            packed = packed and not parameter.is_meta
             computed = _hashed_through(module, dtype) if packed else []
             known = id(parameter) in seen
             seen.add(id(parameter))

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from vllm.model_executor.layers.attention import Attention, is_deferred_attention_layer
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
@@ -49,6 +50,9 @@ def _is_packed(layer: nn.Module, name: str) -> bool:
 def load_in_place(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
     """Loads a whole checkpoint into a `model` that `loads_in_place`."""
     processed = [layer for layer in model.modules() if getattr(layer, "quant_method", None) is not None]
+    processed = [
+        layer for layer in processed if getattr(layer, "cpu_linear", None) is not linear
+    ]  # it uses the parameter
     with torch.no_grad():
         for layer in processed:
             if _is_packed(layer, "weight"):

@@ -61,6 +61,28 @@ class Small(nn.Module):
         return [(self.up, 32), (self.down, 64)]
 
 
+class WithVocabulary(nn.Module):
+    """An embedding and an output layer that shares its weights, or none."""
+
+    def __init__(self, has_head: bool) -> None:
+        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+        from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
+
+        super().__init__()
+        self.embedding = VocabParallelEmbedding(128, 32, params_dtype=torch.float32)
+        self.head = None
+        if has_head:
+            self.head = ParallelLMHead(128, 32, params_dtype=torch.float32).tie_weights(self.embedding)
+        record_metadata_for_reloading(self)
+        self.load_weights([("embedding.weight", torch.ones(128, 32))])
+        for layer in self.children():
+            layer.quant_method.process_weights_after_loading(layer)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        ((_, tensor),) = weights
+        self.embedding.weight_loader(self.embedding.weight, tensor)
+
+
 def checkpoint(seed: int, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of the model, in an order that is not that of its layers."""
     generator = torch.Generator().manual_seed(seed)
@@ -118,3 +140,30 @@ def test_a_model_with_a_layer_that_computes_with_other_numbers_is_left_to_the_re
     without = Small(torch.float32)
     del without.norm.weight
     assert not loads_in_place(without)
+
+
+def test_an_embedding_beside_an_output_layer_is_packed_no_more_and_the_proof_is_the_same() -> None:
+    from counterpoint.inference.digest import add_up
+    from counterpoint.inference.plugin.cpu.embeddings import keep_embeddings_once
+    from counterpoint.inference.plugin.engine.in_place import load_in_place
+    from counterpoint.inference.plugin.worker_digest import held_weights
+
+    def proof(model: nn.Module) -> dict[str, str]:
+        return add_up((name, int(value)) for name, value in held_weights(model, torch.float32))
+
+    packed, once = WithVocabulary(True), WithVocabulary(True)
+    keep_embeddings_once(once)
+    new = torch.randn(128, 32, generator=torch.Generator().manual_seed(0))
+    for model in (packed, once):
+        load_in_place(model, [("embedding.weight", new)])
+    assert packed.embedding.cpu_linear is not nn.functional.linear
+    assert once.embedding.cpu_linear is nn.functional.linear, "nor by a load"
+    assert once.head is not None
+    assert torch.equal(once.head.cpu_linear(torch.eye(32), once.head.weight, None), new.T)
+    assert proof(packed) == proof(once)
+    once.embedding.weight.data[3, 5] += 1  # what the head's kernel holds is as it was
+    assert proof(packed) != proof(once)
+
+    alone = WithVocabulary(False)
+    keep_embeddings_once(alone)
+    assert alone.embedding.cpu_linear is not nn.functional.linear, "it may be the output layer"
