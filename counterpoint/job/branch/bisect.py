@@ -20,7 +20,7 @@ from counterpoint.job.branch.begin import branch
 from counterpoint.job.branch.bisection import Bisection, Fall, Narrowed, branches_for, fall_of
 from counterpoint.job.branch.configuration import given_config
 from counterpoint.job.branch.kept import StepNotKept, kept_of
-from counterpoint.job.branch.played import PlayedBranch, made_config, play, require_running
+from counterpoint.job.branch.played import PlayedBranch, check_places, made_config, play, require_running
 from counterpoint.job.reading.metrics.metrics_lines import Follower, Line
 from counterpoint.run.branches import origin_of
 from counterpoint.run.config import RunConfig
@@ -124,8 +124,8 @@ def carry_out(plan: BisectPlan, say: Callable[[str], None]) -> Narrowed:
 
     What a branch of an earlier bisection has shown counts, and one that was interrupted goes on. Call it from the main thread.
 
-    Raises `UserError` if the job does not run, or a branch cannot go on or takes too long, and as `branch`. An exception of a
-    signal's handler ends it, and the branch that plays.
+    Raises `UserError` if the job does not run, its trainer has no slot, or a branch cannot go on or takes too long, and as
+    `branch`. An exception of a signal's handler ends it, and the branch that plays.
     """
     require_running(plan.job)
     bisection = Bisection(plan.suspects, MOST_BRANCHES)
@@ -156,6 +156,7 @@ def _made(plan: BisectPlan, without: Sequence[str]) -> RunConfig:
         its = origin and (origin.run, origin.step, origin.changes, origin.without)
         if its == (plan.run_id, plan.step, {}, [*without]) and not eviction(plan.job, name):
             return made_config(plan.job / f"run_{name}")
+    check_places(plan.job, 1)
     return branch(plan.job, plan.run_id, plan.step, name, {}, without)
 
 

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from counterpoint.job.admin.ask import NotAnswered
+from counterpoint.job.admin.ask import NotAnswered, Refused
 from counterpoint.job.admin.orchestrator_process import OrchestratorProcess
-from counterpoint.job.directory import is_running, orchestrator_of
+from counterpoint.job.directory import is_running, living_runs, orchestrator_of, runs_at_once
 from counterpoint.job.reading.run_state import all_committed
 from counterpoint.run.config import RunConfig
 from counterpoint.trainer.runs.control_files import MAX_CONFIG_BYTES
@@ -38,6 +38,16 @@ def require_running(job: Path) -> None:
     if not is_running(job):
         raise UserError(
             f"the job in {job} has ended; start it with --resume, with --stay true too if its own runs are done, and {AGAIN}"
+        )
+
+
+def check_places(job: Path, places: int) -> None:
+    """Raises `Refused` unless the job's trainer takes so many runs more."""
+    living, most = living_runs(job), runs_at_once(job)
+    if len(living) + places > most:
+        raise Refused(
+            f"trainer.max_runs = {most}, and {len(living)} runs are alive ({', '.join(living)}): there is no place for {places} "
+            "more. Start the job with a larger number, or end a run"
         )
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import orjson
 
-from counterpoint.job.admin.ask import NotThere, Refused, require_job
+from counterpoint.job.admin.ask import NotThere, require_job
 from counterpoint.job.branch.configuration import branched_config, check_later
 from counterpoint.job.branch.kept import kept_of
+from counterpoint.job.branch.played import check_places
 from counterpoint.job.check import check_imports
 from counterpoint.job.configuration.named_files import check_run_files
-from counterpoint.job.directory import living_runs, runs_at_once
 from counterpoint.job.join import allowed_imports, check_joins
 from counterpoint.job.trial.decisions import SIDES, Side
 from counterpoint.job.trial.measure import fair_interval
@@ -80,7 +80,7 @@ def asked_of(
         check_joins(each, job)
         check_run_files(each)
     check_imports(planned, allowed=allowed_imports(job))
-    _check_free(job)
+    check_places(job, len(SIDES))
     return record, asked
 
 
@@ -115,12 +115,3 @@ def _evaluation_of(config: RunConfig, run_id: str, name: str | None) -> Evaluati
     if name is not None and name not in known:
         raise NotThere(f"there is no evaluation {name!r}; run {run_id} has {', '.join(known)}")
     return config.evaluations[0] if name is None else known[name]
-
-
-def _check_free(job: Path) -> None:
-    living, most = living_runs(job), runs_at_once(job)
-    if len(living) + len(SIDES) > most:
-        raise Refused(
-            f"trainer.max_runs = {most}, and {len(living)} runs are alive ({', '.join(living)}): there is no place for the two "
-            "branches. Start the job with a larger number, or end a run"
-        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -12,11 +13,13 @@ import pytest
 
 from counterpoint.cli.main import main
 from counterpoint.job.admin import orchestrator_process
+from counterpoint.job.admin.ask import Refused
 from counterpoint.job.branch import bisect, played
 from counterpoint.job.branch.bisection import Narrowed
 from counterpoint.job.branch.configuration import branched_config
 from counterpoint.job.branch.kept import StepNotKept
 from counterpoint.job.branch.played import PlayedBranch
+from counterpoint.job.directory import lock_file_of
 from counterpoint.run.branches import BRANCH_FILE
 from counterpoint.run.config import RunConfig
 from counterpoint.trainer.runs.control_files import evict
@@ -24,6 +27,7 @@ from counterpoint.trainer.work.batch_parts import part
 from counterpoint.transport import codec
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.atomic import publish_directory, remove_directory
+from counterpoint.transport.files.lock import take_lock
 from tests.job.branch.test_begin import FROM, record_batches, with_trained, write_commits, write_original
 from tests.support.jobs import shipped_line, write_lines
 from tests.trainer.conftest import make_batch
@@ -39,6 +43,7 @@ def fallen(tmp_path: Path) -> RunConfig:
     lines = [shipped_line(step, 100.0 + step) | {"reward/mean": reward} for step, reward in enumerate(rewards, 1)]
     (config.run_dir / "metrics.jsonl").unlink()
     write_lines(config.run_dir / "metrics.jsonl", lines)
+    (tmp_path / "job.json").write_text('{"trainer": {"max_runs": 2}}')
     return config
 
 
@@ -121,6 +126,20 @@ def test_a_job_that_does_not_run_is_said_before_a_branch_is_made(fallen: RunConf
     with pytest.raises(UserError, match="has ended; start it with --resume"):
         bisect.carry_out(bisect.plan(fallen.output_dir, "old", "reward/mean", 1, 5, 1), print)
     assert not list(fallen.output_dir.glob("run_old-*"))
+
+
+def test_a_job_without_a_place_for_a_branch_is_said_before_one_is_made(live: RunConfig) -> None:
+    job = live.output_dir
+    locks = [take_lock(lock_file_of(job, name), "taken") for name in ("old", "other")]
+    try:
+        with pytest.raises(
+            Refused, match=r"trainer\.max_runs = 2, and 2 runs are alive \(old, other\): .* no place for 1 more"
+        ):
+            bisect.carry_out(bisect.plan(job, "old", "reward/mean", 1, 5, 1), print)
+    finally:
+        for lock in locks:
+            os.close(lock)
+    assert not list(job.glob("run_old-*"))
 
 
 PLAYING = """
