@@ -5,7 +5,8 @@
 The trainer's own manager, learner and fair share, with a dense model of 80 MB, adapters on all its linear layers and batches of
 random tokens. Rounds alternate between one run that trains everything and four that train a quarter each, so that other
 processes slow both. Tokens a second are of whole steps, the optimizer's included; nothing is written meanwhile. Of the tiny
-runs, of `MANY_TOKENS` each on a smaller model, the publications of a step follow it, and are compared with it.
+runs, of `MANY_TOKENS` each on a smaller model, the publications of a step follow it, and are compared with it. The prompts of
+their samples differ, since one run would compute a common one once.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ SAMPLES, SAMPLE_TOKENS = 64, 128
 """The samples of a round, all its runs together, and the tokens of each. Half of the tokens are trained."""
 RANK = 16
 MANY_BOUNDS = {16: 1.3, 64: 1.3, 256: 1.3, 1024: 2.0}
-"""The time of a step of so many tiny runs, at most, over that of one run with the same tokens (64: 1.5 on two quiet cores)."""
+"""The time of a step of so many tiny runs, at most, over that of one run with the same tokens."""
 MANY_TOKENS, MANY_RANK = 128, 4
 
 _CPU = torch.device("cpu")
@@ -72,7 +73,8 @@ def measure(size: Size) -> list[Case]:
 def _many(count: int, rounds: int) -> Case:
     """Returns the case of `count` tiny runs, each with one sample a step, beside one run with as many samples."""
     with tempfile.TemporaryDirectory(prefix="counterpoint-bench-") as directory:
-        trainer = _Trainer(Path(directory), _settings("small", count, MANY_TOKENS, MANY_RANK), count)
+        settings = replace(_settings("small", 1, MANY_TOKENS, MANY_RANK), groups=count)
+        trainer = _Trainer(Path(directory), settings, count)
         trainer.admit(count)
         times, published = [], []
         for index in range(rounds + 1):
@@ -197,7 +199,9 @@ class _Trainer:
 
     def round(self, runs: int, samples: int) -> float:
         """Trains a step of each of the first `runs` runs on equal parts of `samples`; returns tokens a second."""
-        settings = replace(self._settings, group_size=samples // runs)
+        own = samples // runs
+        settings = self._settings
+        settings = replace(settings, group_size=own) if settings.groups == 1 else replace(settings, groups=own)
         batches = {}
         for index in range(runs):
             run = self.learner.runs[index]
