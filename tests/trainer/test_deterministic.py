@@ -17,6 +17,8 @@ from counterpoint.trainer.config import TrainerConfig
 from counterpoint.trainer.losses.contract import LossInputs, LossOutputs
 from counterpoint.trainer.losses.load import TRIED_TOKENS, load_loss
 from counterpoint.trainer.model.deterministic import use_deterministic_algorithms
+from counterpoint.trainer.model.kernels.proof import _as_in_training
+from counterpoint.trainer.model.packing_proof import _same_bits
 from counterpoint.trainer.packer import InvalidBatch
 from counterpoint.trainer.train import train
 from tests.trainer.again.recorded import record
@@ -83,6 +85,18 @@ def test_a_trainer_ends_with_the_key_if_its_model_cannot_be_loaded(
     config = TrainerConfig(output_dir=tmp_path, model=str(dense_directory), deterministic=True, device="cpu", threads=1)
     assert train(config, lambda: None) == 2
     assert re.search(f"cannot be loaded: {REFUSED}", caplog.text)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_what_proves_a_kernel_takes_the_algorithms_of_training(wanted: bool) -> None:
+    """Also inside the proof of packing, which computes the same bits twice in any case."""
+    use_deterministic_algorithms(wanted)
+    with _same_bits():
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled() != wanted
+        with _as_in_training():
+            assert torch.are_deterministic_algorithms_enabled() == wanted
+    assert torch.are_deterministic_algorithms_enabled() == wanted
 
 
 def test_a_cpu_computes_the_same_bits_without_it(moe_directory: Path, tmp_path: Path) -> None:

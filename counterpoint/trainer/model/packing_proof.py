@@ -28,6 +28,7 @@ from counterpoint.trainer.faults import is_fatal
 from counterpoint.trainer.model import attention
 from counterpoint.trainer.model.attention_proof import made_up_samples, prove_attention, row
 from counterpoint.trainer.model.context import ContextGroup, shared_rows
+from counterpoint.trainer.model.deterministic import advice_on
 from counterpoint.trainer.model.head import prove_head
 from counterpoint.trainer.model.load import log_probabilities
 from counterpoint.trainer.model.shared_prompts import Family
@@ -60,7 +61,11 @@ def prove_packing(model: nn.Module) -> None:
         if is_fatal(error):
             raise
         said = _said(error)
-        if not isinstance(error, ValueError) and model.config._attn_implementation == attention.NAME:
+        if (
+            not isinstance(error, ValueError)
+            and not advice_on(error)
+            and model.config._attn_implementation == attention.NAME
+        ):
             said = f"its code fails under the trainer's attention, which has no mask: {said}"
         raise ValueError(f"{type(model).__name__} cannot be trained: {said}") from error
     model.shares_prompts = False
@@ -247,7 +252,9 @@ def _distance(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
 @contextmanager
 def _same_bits() -> Iterator[None]:
     """Has a device compute the same bits each time, where it would add in any order."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    if torch.are_deterministic_algorithms_enabled():  # as in training
+        yield
+        return
     filled = torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False
@@ -255,7 +262,7 @@ def _same_bits() -> Iterator[None]:
         with warnings.catch_warnings(action="ignore"):
             yield
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.use_deterministic_algorithms(False)
         torch.utils.deterministic.fill_uninitialized_memory = filled
 
 
@@ -264,4 +271,5 @@ def _said(error: Exception) -> str:
     if isinstance(error, ValueError):
         return str(error)
     place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({Path(place.filename).name}, line {place.lineno}, in {place.name})"
+    where = f"{Path(place.filename).name}, line {place.lineno}, in {place.name}"
+    return f"{type(error).__name__}: {error} ({where}){advice_on(error)}"
