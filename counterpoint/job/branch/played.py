@@ -25,7 +25,7 @@ from counterpoint.transport.printable import on_one_line
 POLL_SECONDS = 0.2
 
 LEFT_SECONDS = 60.0
-"""How long a branch may be held by an orchestrator of an earlier process of the command, which was killed."""
+"""How long a branch may be held by an orchestrator whose guardian, or whose command, was killed."""
 
 MOST_DEATHS = 5
 """How often a branch may die without anything new between."""
@@ -126,7 +126,7 @@ class PlayedBranch:
         if self._is_to_end() or (process.code == 0 and all_committed(self.config)):
             self.has_ended = True
             return
-        self._deaths += 1
+        self._deaths, self._waits_until = self._deaths + 1, time.monotonic() + LEFT_SECONDS
         if process.code == UserError.code or self._deaths > MOST_DEATHS:
             raise NotAnswered(
                 f"run {self.config.run_id} cannot go on: {on_one_line(process.error())}; remove the cause, and {AGAIN}"

@@ -16,6 +16,7 @@ from counterpoint.job.admin.ask import NotAnswered, Refused
 from counterpoint.job.branch import played
 from counterpoint.job.branch.kept import StepNotKept
 from counterpoint.job.branch.played import MOST_DEATHS
+from counterpoint.job.directory import living_runs
 from counterpoint.job.trial.conduct import conduct
 from counterpoint.job.trial.decisions import SIDES, HeldOut, TrialVerdict
 from counterpoint.job.trial.record import TrialAsked, TrialRecord
@@ -141,6 +142,37 @@ def test_each_branch_ends_with_its_half_of_the_tokens_also_when_no_evaluation_su
     (trial.record.directory / "verdict.json").unlink()
     assert trial.conduct() == found, "a process that was killed before it had recorded the verdict"
     assert len(trial.said) == 2
+
+
+ORPHANED = """
+import os, sys, time, tomllib
+from pathlib import Path
+from counterpoint.job.directory import lock_file_of
+from counterpoint.transport.files.lock import take_lock
+
+run = tomllib.loads(Path(sys.argv[1]).read_text())
+lock = take_lock(lock_file_of(Path(run["output_dir"]), run["run_id"]), "taken")
+killed = Path(run["output_dir"]) / "killed"
+if not killed.exists():
+    killed.touch()
+    os.kill(os.getppid(), 9)
+    time.sleep(1000)
+"""
+"""The beginning of an orchestrator whose guardian is killed, of one branch and once."""
+
+
+@pytest.mark.slow
+def test_a_branch_goes_on_whose_guardian_alone_was_killed(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "orchestrator.py"
+    program.write_text(ORPHANED + SPENDING)
+    monkeypatch.setattr(orchestrator_process, "PROGRAM", (sys.executable, str(program)))
+    monkeypatch.setattr(played, "is_running", lambda job: True)
+    found = trial.conduct()
+    assert (found.verdict, found.reason) == ("undecided", "the 1,000 tokens are used")
+    assert len(trial.said) == 3, "one was started again"
+    assert living_runs(trial.job) == []
 
 
 def move_on(run: RunConfig) -> None:
