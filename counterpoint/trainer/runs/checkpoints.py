@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from counterpoint.trainer.runs import checkpoint, control_files
+from counterpoint.trainer.runs import checkpoint, control_files, witness
 from counterpoint.trainer.runs.run import Run
 from counterpoint.trainer.runs.slices import OtherSlices
 from counterpoint.trainer.taken_over import checkpoints_directory
@@ -132,6 +132,7 @@ class Checkpoints:
         run_directory = control_files.run_directory(self._output_dir, snapshot.run_id)
         broadcast = run_directory / "broadcast" / f"step_{snapshot.step}"
         checkpoint.flush_broadcast(broadcast)
+        witness.flush_notes(self._output_dir, snapshot.run_id)
 
     def settle(self) -> None:
         """Notes the checkpoints that have been published since the last call.

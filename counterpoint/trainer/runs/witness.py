@@ -3,15 +3,18 @@
 Receipts are of the orchestrator, another process. A line has the step, the digests of its batch and of its weights, and the hash
 of the newest receipt that was there. It is written before the weights appear, so that no receipt names others. Nothing is
 removed: a step that is trained again has a line more. The first line after each admission is on the disk at once: even if the
-machine ended and lines were lost, it shows that the steps from there on may have been trained before.
+machine ended and lines were lost, it shows that the steps from there on may have been trained before. So the lines up to that
+of a checkpoint, which the next admission repeats, are on the disk before it is.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from counterpoint.run.receipts import RECEIPTS_FILE, newest_receipt, published_weights
 from counterpoint.trainer.runs.control_files import run_directory
+from counterpoint.transport.files.atomic import flush
 from counterpoint.transport.files.json_lines import append_line
 
 FILE = "trained.jsonl"
@@ -30,3 +33,9 @@ def note(output_dir: Path, run_id: str, step: int, batch: str, weights: Path, *,
     own.mkdir(parents=True, exist_ok=True)
     line = {"step": step, "batch": batch, "weights": digest, "head": head}
     append_line(own / FILE, line, durable=durable)
+
+
+def flush_notes(output_dir: Path, run_id: str) -> None:
+    """Waits until the lines of a run are on the disk. Raises `OSError`."""
+    with suppress(FileNotFoundError):  # a driven run that publishes nothing has none
+        flush(output_dir / "trainer" / run_id / FILE)

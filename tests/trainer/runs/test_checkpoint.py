@@ -101,6 +101,9 @@ def test_a_broadcast_waits_for_the_disk_only_where_a_checkpoint_goes_back_to_it(
     state = next(name for name in synced if name.endswith("state.safetensors"))
     assert synced.index(weights) < synced.index(state), "no checkpoint goes back to weights that may be lost"
     assert not any("step_1" in name for name in synced)
+    assert "trainer/default/trained.jsonl" in synced, (
+        "the next admission repeats the checkpoint's line, which verify looks for"
+    )
 
 
 def test_only_the_newest_are_kept(dense_directory: Path, tmp_path: Path) -> None:
