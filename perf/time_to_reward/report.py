@@ -93,9 +93,7 @@ def _processes(runs: Sequence[Figures], sides: Sequence[str]) -> Table:
 
 
 def _slowed(runs: Sequence[Figures], sides: Sequence[str]) -> Table:
-    table = Table(
-        title="beside a load that takes half of each core: medians; in brackets over the quiet", box=box.SIMPLE
-    )
+    table = Table(title="beside a load that takes half of each core: medians; in brackets over without", box=box.SIMPLE)
     table.add_column("")
     for side in sides:
         table.add_column(side, justify="right")
