@@ -113,19 +113,28 @@ def start(job: Path, config: RunConfig) -> Joined:
 
 def _check_empty(config: RunConfig) -> None:
     """Raises `Refused` if the new job's directory has something in it, unless that is what a kill left of the same branch."""
-    directory = config.output_dir
-    if directory.is_dir() and not _was_killed(config) and (found := next(directory.iterdir(), None)):
-        raise Refused(f"--into {directory}: it has something in it, such as {found.name}; name a new directory")
+    directory, was_killed = config.output_dir, _was_killed(config)
+    if not directory.is_dir() or (was_killed and any(config.run_dir.iterdir())):
+        return
+    for found in directory.iterdir():
+        if found != config.run_dir or not was_killed:
+            raise Refused(f"--into {directory}: it has something in it, such as {found.name}; name a new directory")
 
 
 def _was_killed(config: RunConfig) -> bool:
-    return (config.run_dir / _UNFINISHED).exists() and not (config.run_dir / BRANCH_FILE).exists()
+    """Whether a kill left the run's directory: with the mark, or, before that was made, with nothing."""
+    names = {each.name for each in config.run_dir.iterdir()} if config.run_dir.is_dir() else {BRANCH_FILE}
+    return BRANCH_FILE not in names and (_UNFINISHED in names or not (names or _trained(config).exists()))
+
+
+def _trained(config: RunConfig) -> Path:
+    return config.output_dir / "trainer" / config.run_id
 
 
 @contextmanager
 def _prepared(config: RunConfig) -> Iterator[Path]:
     """Yields the branch's directory, which is one once the block ends. Raises `Refused` if the name is taken."""
-    run_dir, trained = config.run_dir, config.output_dir / "trainer" / config.run_id
+    run_dir, trained = config.run_dir, _trained(config)
     was_killed = _was_killed(config)
     if not was_killed and (run_dir.exists() or trained.exists()):
         raise Refused(
@@ -141,7 +150,7 @@ def _prepared(config: RunConfig) -> Iterator[Path]:
 
 def _take_state(job: Path, kept: KeptSteps, origin: BranchOrigin, config: RunConfig) -> None:
     run_id, source, step, begun = origin.run, job / f"run_{origin.run}", origin.step, start_directory(job, origin.run)
-    trained = config.output_dir / "trainer" / config.run_id / "checkpoints" / f"step_{origin.trained}"
+    trained = _trained(config) / "checkpoints" / f"step_{origin.trained}"
     try:
         checkpoint.take_over(source / "checkpoints" / f"step_{step}", config)
         for again in range(origin.trained + 1, step + 1):

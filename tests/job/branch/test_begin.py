@@ -262,6 +262,11 @@ def test_a_preparation_that_was_killed_is_made_anew(original: RunConfig, monkeyp
         branch(original.output_dir, "old", FROM, "new", {})
 
 
+def test_a_preparation_that_was_killed_before_its_mark_is_made_anew(original: RunConfig) -> None:
+    (original.output_dir / "run_new").mkdir()
+    assert origin_of(branch(original.output_dir, "old", FROM, "new", {}).run_dir) is not None
+
+
 def test_a_branch_stays_whose_preparation_was_killed_at_its_end(original: RunConfig) -> None:
     config = branch(original.output_dir, "old", FROM, "new", {})
     (config.run_dir / ".branching").touch()  # its removal is what the kill prevented

@@ -161,6 +161,16 @@ def test_a_preparation_of_a_new_job_that_was_killed_is_made_anew(
     assert origin_of(branch(original.output_dir, "old", FROM, "new", {}, into=directory).run_dir) is not None
 
 
+def test_a_kill_before_anything_was_written_leaves_no_name_taken(original: RunConfig) -> None:
+    directory = original.output_dir.parent / "two"
+    (directory / "run_new").mkdir(parents=True)
+    (directory / "mine").touch()
+    with pytest.raises(Refused, match="it has something in it, such as mine"):
+        branch(original.output_dir, "old", FROM, "new", {}, into=directory)
+    (directory / "mine").unlink()
+    assert origin_of(branch(original.output_dir, "old", FROM, "new", {}, into=directory).run_dir) is not None
+
+
 def test_a_guest_that_would_begin_with_other_weights_is_refused(original: RunConfig) -> None:
     record_batches(original, 1, 2)
     guest = original.model_copy(update={"seed": 3})
