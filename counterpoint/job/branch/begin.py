@@ -70,7 +70,7 @@ def branch(
     source, own = job / f"run_{run_id}", None
     if into is not None:
         _check_empty(config)
-        own = job_of_its_own(job, config, trained)
+        own = job_of_its_own(job, config, trained, changes)
     origin = BranchOrigin(
         job=None if own is None else str(job.absolute()),
         run=run_id,

@@ -6,10 +6,12 @@ service, its fine-tuning and its other runs stay behind.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import tomli_w
 
+from counterpoint.job.admin.ask import Refused
 from counterpoint.job.branch.kept import StepNotKept
 from counterpoint.job.config import SHARED, JobConfig
 from counterpoint.job.derive import IDENTITY_FILE
@@ -22,11 +24,11 @@ _POOL_OF_JOB = {"urls", "urls_file", "api_key_file", "identity_file"}
 """Keys of a run's view of the servers that follow from `[inference]` where the job starts them."""
 
 
-def job_of_its_own(job: Path, config: RunConfig, trained: int) -> JobConfig:
+def job_of_its_own(job: Path, config: RunConfig, trained: int, changes: Collection[str]) -> JobConfig:
     """Returns the job in `config.output_dir` of the branch `config`, whose trainer goes on from step `trained`.
 
-    Raises `UserError` for a missing or damaged `job.json` of the other job, and `StepNotKept` if the trainer would begin with
-    other weights.
+    Raises `Refused` if one of the keys in `changes` is one that the job sets, `UserError` for a missing or damaged `job.json` of
+    the other job, and `StepNotKept` if the trainer would begin with other weights.
     """
     origin = job / JOB_FILE
     given = read_json(origin, "restore it from a copy")
@@ -42,6 +44,13 @@ def job_of_its_own(job: Path, config: RunConfig, trained: int) -> JobConfig:
     free = {"inference": {"port": 0}, "trainer": {"prometheus_port": 0}, "orchestrator": {"prometheus_port": 0}}
     sections = {name: _own(table[name], *shared) | free[name] for name, shared in SHARED.items()}
     servers, run = sections["inference"], sections["orchestrator"]
+    of_job = {*SHARED["orchestrator"], *free["orchestrator"]}
+    of_job |= {f"inference.{key}" for key in _POOL_OF_JOB if servers["replicas"]}
+    if wrong := [key for key in changes if not of_job.isdisjoint((key, key.partition(".")[0]))]:
+        raise Refused(
+            f"{wrong[0]} is set by the job, and cannot be another in a branch with a job of its own; make the branch without it, "
+            f"and edit {config.output_dir / 'job.toml'}"
+        )
     if servers["replicas"]:
         run["inference"] = _own(run["inference"], *_POOL_OF_JOB)
     if former.inference.identity_file == former.trainer.output_dir / IDENTITY_FILE:

@@ -171,6 +171,16 @@ def test_a_kill_before_anything_was_written_leaves_no_name_taken(original: RunCo
     assert origin_of(branch(original.output_dir, "old", FROM, "new", {}, into=directory).run_dir) is not None
 
 
+@pytest.mark.parametrize(
+    "change", [{"inference.urls": '["http://127.0.0.1:1"]'}, {"transport.credit": "2"}, {"prometheus_port": "9777"}]
+)
+def test_a_key_that_the_job_sets_is_refused(original: RunConfig, change: dict[str, str]) -> None:
+    directory = original.output_dir.parent / "two"
+    with pytest.raises(Refused, match=f"{next(iter(change))} is set by the job"):
+        branch(original.output_dir, "old", FROM, "new", change, into=directory)
+    assert not directory.exists()
+
+
 def test_a_guest_that_would_begin_with_other_weights_is_refused(original: RunConfig) -> None:
     record_batches(original, 1, 2)
     guest = original.model_copy(update={"seed": 3})
