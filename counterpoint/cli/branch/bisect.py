@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
         return 0
     with interrupted_in_order():
         found = bisect.carry_out(plan, lambda said: print(printable(said), flush=True)).rollouts
-    print(printable(removal_of(job, f"{bisect.beginning(given.run)}*")))
+    print(printable(removal_of(job, bisect.branches_of(job, given.run))))
     if not found:
         print(f"no one rollout was found: several made {plan.metric} go bad together, or none of these did")
         return 1

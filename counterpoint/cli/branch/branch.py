@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 
 from counterpoint.cli.arguments.job import add_job, job_of
@@ -82,12 +83,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def removal_of(job: Path, names: str) -> str:
-    """Returns how to remove ended branches with these ids, a pattern of the shell, and what the trainer has kept of them."""
-    directory = shlex.quote(str(job))
-    return (
-        f"its branches stay on the disk; once none is needed: rm -r {directory}/trainer/{names} {directory}/run_{names}"
-    )
+def removal_of(job: Path, names: Iterable[str]) -> str:
+    """Returns how to remove ended branches with these ids, and what the trainer has kept of them."""
+    paths = [shlex.quote(str(path)) for name in names for path in (job / "trainer" / name, job / f"run_{name}")]
+    return f"its branches stay on the disk; once none is needed: rm -r {' '.join(paths)}"
 
 
 def step_of(text: str) -> int:

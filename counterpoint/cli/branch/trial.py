@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     verdict = conduct(job, record, asked, lambda words: print(printable(words), file=sys.stderr, flush=True))
     seconds = time.monotonic() - began
     values = {"try": record.name, "asked": asked.model_dump(), **asdict(verdict), "seconds": seconds}
-    sentence = f"{_in_words(record.name, verdict, seconds)}\n{removal_of(job, f'{record.name}-with*')}"
+    sentence = f"{_in_words(record.name, verdict, seconds)}\n{removal_of(job, [f'{record.name}-with', f'{record.name}-without'])}"
     print(json.dumps(values) if given.json else printable(sentence))
     return 0
 

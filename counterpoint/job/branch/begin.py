@@ -69,7 +69,7 @@ def branch(
         check_later(changes, trained, step)
     source, own = job / f"run_{run_id}", None
     if into is not None:
-        _check_empty(config)
+        _check_empty(config, job)
         own = job_of_its_own(job, config, trained, changes)
     origin = BranchOrigin(
         job=None if own is None else str(job.absolute()),
@@ -111,9 +111,14 @@ def start(job: Path, config: RunConfig) -> Joined:
     return join_run(job, to_toml(config), name=f"the file of branch {config.run_id}", resume=True)
 
 
-def _check_empty(config: RunConfig) -> None:
-    """Raises `Refused` if the new job's directory has something in it, unless that is what a kill left of the same branch."""
+def _check_empty(config: RunConfig, job: Path) -> None:
+    """Raises `Refused` if the new job's directory is within `job`, or has something in it.
+
+    What a kill left of the same branch may be there.
+    """
     directory, was_killed = config.output_dir, _was_killed(config)
+    if directory.resolve().is_relative_to(job.resolve()):
+        raise Refused(f"--into {directory}: it is within the job in {job}; name a new directory beside that")
     if not directory.is_dir() or (was_killed and any(config.run_dir.iterdir())):
         return
     for found in directory.iterdir():

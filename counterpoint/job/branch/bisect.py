@@ -142,22 +142,30 @@ def carry_out(plan: BisectPlan, say: Callable[[str], None]) -> Narrowed:
     return asked
 
 
-def beginning(run_id: str) -> str:
-    """Returns what the names of a run's branches begin with; a number follows."""
-    return f"{run_id[:50]}-bisect-"
+def branches_of(job: Path, run_id: str) -> Iterator[str]:
+    """Yields the ids of the branches that bisections of a run have made, first to last."""
+    for name in _names(run_id):
+        if not (job / f"run_{name}").exists():
+            return
+        origin = origin_of(job / f"run_{name}")
+        if origin is not None and origin.run == run_id:
+            yield name
+
+
+def _names(run_id: str) -> Iterator[str]:
+    return (f"{run_id[:50]}-bisect-{number}" for number in count(1))
 
 
 def _made(plan: BisectPlan, without: Sequence[str]) -> RunConfig:
     """Returns the branch without these rollouts: the one of an earlier bisection, or a new one."""
-    for name in (f"{beginning(plan.run_id)}{number}" for number in count(1)):
-        if not (plan.job / f"run_{name}").exists():
-            break
+    for name in branches_of(plan.job, plan.run_id):
         origin = origin_of(plan.job / f"run_{name}")
-        its = origin and (origin.run, origin.step, origin.changes, origin.without)
-        if its == (plan.run_id, plan.step, {}, [*without]) and not eviction(plan.job, name):
+        its = origin and (origin.step, origin.changes, origin.without)
+        if its == (plan.step, {}, [*without]) and not eviction(plan.job, name):
             return made_config(plan.job / f"run_{name}")
     check_places(plan.job, 1)
-    return branch(plan.job, plan.run_id, plan.step, name, {}, without)
+    free = next(name for name in _names(plan.run_id) if not (plan.job / f"run_{name}").exists())
+    return branch(plan.job, plan.run_id, plan.step, free, {}, without)
 
 
 def _measured(plan: BisectPlan, config: RunConfig) -> float:

@@ -109,17 +109,18 @@ def test_how_to_remove_the_branches_is_said_at_the_end(
     code: int,
 ) -> None:
     job = fallen.output_dir
-    for name in ("old-bisect-1", "old-bisect-2", "other"):
+    for name in ("old-bisect-1", "old-bisect-2", "old-bisect-notes", "other"):
         with_trained(fallen.model_copy(update={"run_id": name}), 2)
         (job / f"run_{name}").mkdir()
+        (job / f"run_{name}" / BRANCH_FILE).write_text('{"run": "old", "step": 2, "trained": 2}')
     monkeypatch.setattr(bisect, "carry_out", lambda *_: Narrowed(found))
     assert main(["bisect", "old", "--good", "1", "--bad", "5", "--start", "--job", str(job)]) == code
     (command,) = (
         line.partition("needed: ")[2] for line in capsys.readouterr().out.splitlines() if "stay on the disk" in line
     )
     subprocess.run(command, shell=True, check=True, timeout=60)
-    assert not [*job.rglob("*old-bisect-*")]
-    assert {path.name for path in job.glob("run_*")} == {"run_old", "run_other"}
+    assert not [*job.rglob("*old-bisect-[0-9]*")]
+    assert {path.name for path in job.glob("run_*")} == {"run_old", "run_old-bisect-notes", "run_other"}
 
 
 def test_a_job_that_does_not_run_is_said_before_a_branch_is_made(fallen: RunConfig) -> None:
