@@ -26,7 +26,13 @@ def main(arguments: list[str]) -> int:
     job, began = job_of(given), time.monotonic()
     changes = dict(map(change_of, given.changes))
     record, asked = asked_of(job, given.run, changes, given.tokens, step=given.step, evaluation=given.evaluation)
-    verdict = conduct(job, record, asked, lambda words: print(printable(words), file=sys.stderr, flush=True))
+    verdict = conduct(
+        job,
+        record,
+        asked,
+        lambda words: print(printable(words), file=sys.stderr, flush=True),
+        of_newest=given.step is None,
+    )
     seconds = time.monotonic() - began
     values = {"try": record.name, "asked": asked.model_dump(), **asdict(verdict), "seconds": seconds}
     sentence = f"{_in_words(record.name, verdict, seconds)}\n{removal_of(job, [f'{record.name}-with', f'{record.name}-without'])}"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from counterpoint.job.admin.ask import alone
 from counterpoint.job.branch import begin
-from counterpoint.job.branch.kept import StepNotKept
+from counterpoint.job.branch.kept import StepNotKept, kept_of
 from counterpoint.job.branch.played import PlayedBranch, made_config, play
 from counterpoint.job.trial.ask import changes_of
 from counterpoint.job.trial.decisions import SIDES, Side, TrialDecisions, TrialVerdict
@@ -22,24 +22,58 @@ from counterpoint.job.trial.record import TrialAsked, TrialRecord
 from counterpoint.run.branches import origin_of
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.errors import UserError
+from counterpoint.transport.files.atomic import remove_directory
 
 STALL_SECONDS = 1800.0
 """How long a branch may make no step and no evaluation before the trial gives up for this time."""
 
 
-def conduct(job: Path, record: TrialRecord, asked: TrialAsked, say: Callable[[str], None]) -> TrialVerdict:
+MOST_STEPS = 8
+"""Steps that are branched, one after another, until a run that goes on has kept one for both branches."""
+
+
+def conduct(
+    job: Path, record: TrialRecord, asked: TrialAsked, say: Callable[[str], None], *, of_newest: bool = False
+) -> TrialVerdict:
     """Carries the trial out, and returns its verdict; at once, if there is one. Call it from the main thread.
 
-    `say` is told of what happens. Raises `Refused` while another process carries it out, `UserError` if the job has ended or a
+    `say` is told of what happens. `of_newest`: nobody has named the step that is asked, so that a newer one may be taken as long
+    as there is no branch. Raises `Refused` while another process carries it out, `UserError` if the job has ended or a
     branch cannot be made, and `NotAnswered` if a branch cannot go on, or makes nothing for `STALL_SECONDS`.
     """
     with alone(record.directory / "lock", f"another process carries out {record.name} already"):
         if (verdict := record.verdict) is not None:
             return verdict
         known = record.asked
-        if known is None or not record.is_begun:
+        is_begun = record.is_begun
+        if known is None or not is_begun:
             record.begin(known := asked)
+        if of_newest and not is_begun:
+            known = _of_newest(job, record, asked)
         return _Trial(job, record, known, say).run()
+
+
+def _of_newest(job: Path, record: TrialRecord, asked: TrialAsked) -> TrialAsked:
+    """Makes both branches, of a newer step if the run, which goes on, has removed the one that is asked. Returns what holds.
+
+    Raises `StepNotKept` if it was quicker each time.
+    """
+    for left in reversed(range(MOST_STEPS)):
+        made = list[str]()
+        try:
+            for side in SIDES:
+                begin.branch(job, asked.run, asked.step, record.branch(side), changes_of(job, record, asked, side))
+                made.append(record.branch(side))
+            break
+        except StepNotKept:
+            for name in made:
+                remove_directory(job / f"run_{name}")
+                remove_directory(job / "trainer" / name)
+            if not left:
+                raise
+            asked = asked.model_copy(update={"step": kept_of(job, asked.run).check(None)})
+            record.begin(asked)
+    return asked
 
 
 class _Trial:

@@ -13,7 +13,7 @@ import pytest
 
 from counterpoint.job.admin import orchestrator_process
 from counterpoint.job.admin.ask import NotAnswered, Refused
-from counterpoint.job.branch import played
+from counterpoint.job.branch import begin, played
 from counterpoint.job.branch.kept import StepNotKept
 from counterpoint.job.branch.played import MOST_DEATHS
 from counterpoint.job.directory import living_runs
@@ -192,6 +192,31 @@ def test_a_trial_without_a_branch_is_asked_anew_when_its_step_is_not_kept_any_mo
         trial.conduct()
     assert trial.record.asked == trial.asked
     assert {getattr(origin_of(trial.record.run_dir(side)), "step", None) for side in SIDES} == {FROM + 1}
+
+
+@pytest.mark.slow
+def test_a_newer_step_is_taken_if_the_run_removes_that_of_the_second_branch(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = list[tuple[str, int]]()
+
+    def quick(job: Path, run_id: str, step: int, name: str, changes: dict[str, str]) -> RunConfig:
+        if name == "trial-with" and step == FROM:
+            move_on(trial.run)
+        made.append((name, step))
+        return branch(job, run_id, step, name, changes)
+
+    branch = begin.branch
+    monkeypatch.setattr(begin, "branch", quick)
+    with pytest.raises(UserError, match=r"the job in .* has ended"):
+        conduct(trial.job, trial.record, trial.asked, trial.said.append, of_newest=True)
+    assert made == [(f"trial-{side}", step) for step in (FROM, FROM + 1) for side in SIDES]
+    assert trial.record.asked == trial.asked.model_copy(update={"step": FROM + 1})
+    assert {getattr(origin_of(trial.record.run_dir(side)), "step", None) for side in SIDES} == {FROM + 1}
+    made.clear()
+    with pytest.raises(UserError, match=r"the job in .* has ended"):
+        conduct(trial.job, trial.record, trial.asked, trial.said.append, of_newest=True)
+    assert made == [], "it is bound to the step of its branches"
 
 
 @pytest.mark.slow
