@@ -67,8 +67,8 @@ class TrainerConfig(Config):
 
     deterministic: bool = False
     """Have torch use algorithms that add in a fixed order, so that a step that is trained again has the same bits on the same
-    machine and software (docs/receipts.md). A row with an operation that has none is refused. Slower on a GPU by what `python -m
-    perf.gpu deterministic` measures; a CPU computes the same bits without it."""
+    machine and software. A row with an operation that has none is refused. It may be slower on a GPU, which docs/receipts.md says
+    how to measure; a CPU computes the same bits without it."""
 
     optimizer_offload: bool = False
     """Keep the optimizer's state in the host's memory, and move it to the GPU piece by piece at each update: of AdamW, 8 bytes a

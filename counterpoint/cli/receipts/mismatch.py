@@ -18,11 +18,11 @@ def main(arguments: list[str]) -> int:
     given = _parser().parse_args(arguments)
     job, run_id = run_of(given)
     with again(given, job, run_id, "computed") as (config, directory):
-        from counterpoint.trainer.again.mismatch import Played, split_step
+        from counterpoint.trainer.again.mismatch import PlayedRollout, split_step
 
         has_records = records_file(job, run_id, given.step).exists()
         records = read_records(job, run_id, given.step) if has_records else ()
-        played = [convert(record.fields, Played) for record in records]
+        played = [convert(record.fields, PlayedRollout) for record in records]
         found = split_step(config, job, run_id, given.step, played, directory)
     print(json.dumps(found.values()) if given.json else found.text())
     return 0

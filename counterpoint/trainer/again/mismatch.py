@@ -48,7 +48,7 @@ class PlayedSampling(Struct):
     min_p: float = 0.0
 
 
-class Played(Struct):
+class PlayedRollout(Struct):
     """What is read of a rollout's record."""
 
     rollout_id: str
@@ -63,7 +63,7 @@ class Played(Struct):
 
 
 def split_step(
-    config: TrainerConfig, output_dir: Path, run_id: str, step: int, played: Sequence[Played], directory: Path
+    config: TrainerConfig, output_dir: Path, run_id: str, step: int, played: Sequence[PlayedRollout], directory: Path
 ) -> Split:
     """Splits the mismatch of a recorded step. `directory` is an empty one to work in; `played` is empty if the records are gone.
 
@@ -120,7 +120,7 @@ def _computed(again: RunAgain, batch: Batch, groups: TokenGroups, files: Version
     return Computed(inference_P, now_P, then_P, exact_P, temperature_P, groups)
 
 
-def groups_of(batch: Batch, played: Sequence[Played]) -> TokenGroups:
+def groups_of(batch: Batch, played: Sequence[PlayedRollout]) -> TokenGroups:
     """Returns the groups of each trained token. Where no turn or several ones fit, server, load and position are unknown."""
     lengths_S = np.diff(batch.sample_offsets)
     names: dict[str, dict[str, int]] = {}
@@ -150,7 +150,7 @@ def groups_of(batch: Batch, played: Sequence[Played]) -> TokenGroups:
     return TokenGroups(found, {key: list(known) for key, known in names.items()})
 
 
-def _placed(batch: Batch, played: Sequence[Played]) -> Iterator[tuple[PlayedTurn, slice]]:
+def _placed(batch: Batch, played: Sequence[PlayedRollout]) -> Iterator[tuple[PlayedTurn, slice]]:
     """Yields each turn with the place of its completion in the batch, if just one sample of its rollout has such a one."""
     samples: dict[str, list[int]] = {}
     for index, sample in enumerate(batch.samples):

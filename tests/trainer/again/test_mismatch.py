@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 
 from counterpoint.cli.main import main
 from counterpoint.trainer.again.computed import in_float32
-from counterpoint.trainer.again.mismatch import Played, PlayedTurn, groups_of
+from counterpoint.trainer.again.mismatch import PlayedRollout, PlayedTurn, groups_of
 from counterpoint.trainer.again.outliers import KEYS
 from counterpoint.trainer.again.split import divergence
 from counterpoint.transport.records import Batch
@@ -347,8 +347,8 @@ def test_groups_of_tokens() -> None:
     samples = [replace(each, rollout_id="4-1") if index else each for index, each in enumerate(batch.samples)]
     batch = replace(batch, samples=tuple(samples))
     turns = [
-        Played("4-0", [PlayedTurn("a", "x:2-2", 2, 4, 3, 1), PlayedTurn("b", "", 1, 9, 3)]),
-        Played("4-1", [PlayedTurn("a", "x:2-2", 2, 4, 8)]),
+        PlayedRollout("4-0", [PlayedTurn("a", "x:2-2", 2, 4, 3, 1), PlayedTurn("b", "", 1, 9, 3)]),
+        PlayedRollout("4-1", [PlayedTurn("a", "x:2-2", 2, 4, 8)]),
     ]
 
     def found(batch: Batch) -> dict[str, list[str]]:
@@ -385,7 +385,7 @@ def test_groups_of_tokens() -> None:
     ],
 )
 def test_what_truncates(sampling: dict[str, Any], truncated: bool) -> None:
-    assert convert({"rollout_id": "1-0", "sampling_args": sampling}, Played).truncated == truncated
+    assert convert({"rollout_id": "1-0", "sampling_args": sampling}, PlayedRollout).truncated == truncated
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
