@@ -36,7 +36,7 @@ ENVIRONMENTS = [{"name": "reverse", "kind": "reverse-text"}]
 def write_job(directory: Path, server: ServerProcess) -> Path:
     """One run without an end, with held-out examples, and places for two more."""
     job = settings(directory / "output", max_restarts=3, server=server, steps=10_000)
-    job["trainer"]["max_runs"] = 3
+    job["trainer"] |= {"max_runs": 3, "keep_checkpoints": 10}
     own = job["orchestrator"]
     own |= {"run_id": "main", "environments": ENVIRONMENTS, "keep_checkpoints": 10}
     own["schedule"] |= {"max_inflight_rollouts": 16}
