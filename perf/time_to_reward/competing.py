@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from counterpoint.transport.process.child import Child
 
 PERIOD_SECONDS = 0.1
-"""Of each period, each core's process takes half in CPU time, whatever runs beside it."""
+"""The time in seconds of which the process of each core takes half as CPU time, whatever runs beside it."""
 
 
 @contextmanager

@@ -93,7 +93,7 @@ def test_most_versions_of_bfloat16_weights_are_published_as_what_changed(dense_d
 
 @pytest.mark.slow
 def test_each_version_is_noted_before_it_appears(dense_directory: Path, tmp_path: Path) -> None:
-    """With the batch and the newest receipt. A process that finds its version published notes it, and so that it began anew."""
+    """The note has the batch and the newest receipt. A process that finds its version published notes that it began anew."""
     lone = make_lone_run(tmp_path, dense_directory)
     receipts = tmp_path / "run_default" / RECEIPTS_FILE
 

@@ -61,7 +61,7 @@ def in_the_mode(inputs: LossInputs) -> LossOutputs:
 
 
 def test_an_operation_without_an_algorithm_is_refused_by_the_key(dense_directory: Path, tmp_path: Path) -> None:
-    """In a loss when it is loaded and when it is trained, and in a model's layer."""
+    """A loss may have one, when it is loaded and when it is trained, and a model's layer may."""
     kind = {"kind": f"{__name__}:put"}
     with pytest.raises(InvalidBatch, match=REFUSED):
         make_lone_run(tmp_path / "loss", dense_directory, {"deterministic": True}, loss=kind).train(make_batch(1))

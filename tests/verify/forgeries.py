@@ -135,7 +135,7 @@ def rewritten_receipt(run_dir: Path, step: int, draw: random.Random) -> None:
 
 
 def rewritten_weights(run_dir: Path, step: int, draw: random.Random) -> None:
-    """Of a version that is not published any more."""
+    """Alters the weights of a version that is not published any more."""
     chained(run_dir, step, lambda values: values | {"weights": {str(step - 1): draw.randbytes(32).hex()}})
     for version in range(step):
         shutil.rmtree(run_dir / f"broadcast/step_{version}")
