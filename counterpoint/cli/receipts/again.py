@@ -25,6 +25,7 @@ from counterpoint.transport.process.extras import TRAINING, require
 from counterpoint.transport.process.imports import trainer_imports
 
 _MAX_ROLE_BYTES = 2**20
+_LOGGERS_OF_RUNS = ("counterpoint.trainer.runs", "counterpoint.trainer.model")
 
 
 def trainer_of(job: Path) -> TrainerConfig:
@@ -59,12 +60,22 @@ def again(given: argparse.Namespace, job: Path, run_id: str, what: str) -> Itera
     """
     config = trainer_of(job)
     logging.basicConfig(level=logging.WARNING if given.json else logging.INFO, format="%(message)s")
-    for name in ("counterpoint.trainer.runs", "counterpoint.trainer.model"):
-        logging.getLogger(name).setLevel(logging.WARNING)
     with trainer_imports():
         import_module("counterpoint.trainer.again.learner")
-    with TemporaryDirectory(prefix="counterpoint-again-") as directory:
+    with _without_progress_of_runs(), TemporaryDirectory(prefix="counterpoint-again-") as directory:
         try:
             yield config, Path(directory)
         except (ValueError, OSError) as error:
             raise UserError(f"step {given.step} of run {run_id} cannot be {what} again: {error}") from None
+
+
+@contextmanager
+def _without_progress_of_runs() -> Iterator[None]:
+    levels = {logger: logger.level for logger in map(logging.getLogger, _LOGGERS_OF_RUNS)}
+    for logger in levels:
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        for logger, level in levels.items():
+            logger.setLevel(level)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -77,8 +78,10 @@ def verify(output_dir: Path, capsys: pytest.CaptureFixture[str], step: int) -> t
 
 async def test_the_command(dense_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = await record(tmp_path, dense_directory, lora=LORA)
+    progress = logging.getLogger("counterpoint.trainer.model.parallel").getEffectiveLevel()
     code, said = verify(tmp_path, capsys, 5)
     assert (code, "bit-equal" in said, said.count("the same")) == (0, True, 4), said
+    assert logging.getLogger("counterpoint.trainer.model.parallel").getEffectiveLevel() == progress
 
     batch = make_batch(4, LENGTHS)
     batch.columns["advantages_T"] = batch.columns["advantages_T"] * -1
