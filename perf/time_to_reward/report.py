@@ -24,6 +24,12 @@ _LABELS = {
     "others": "machine used by others",
 }
 
+_SLOWED = (
+    "wall from the command",
+    *(_LABELS[name] for name in ("start_up_seconds", "step_seconds", "step_cpu_seconds")),
+)
+"""The ends of the names of those rows that a competing load is shown for."""
+
 
 def tables(runs: Sequence[Figures]) -> list[Table]:
     """Returns the tables of the runs without a competing load, each column a side: means of the rewards, medians of the times.
@@ -93,19 +99,28 @@ def _processes(runs: Sequence[Figures], sides: Sequence[str]) -> Table:
 
 
 def _slowed(runs: Sequence[Figures], sides: Sequence[str]) -> Table:
-    table = Table(title="beside a load that takes half of each core: medians; in brackets over without", box=box.SIMPLE)
+    """Returns what each side took beside the load, of its figures in wall time and the CPU of an update."""
+    title = "beside a load that takes half of each core: medians; in brackets over without, and over TRL's beside it"
+    table = Table(title=title, box=box.SIMPLE)
     table.add_column("")
     for side in sides:
         table.add_column(side, justify="right")
-    for name in ("start_up_seconds", "step_seconds", "step_cpu_seconds"):
+    own = {
+        (side, busy): [run for run in runs if (run["side"], run["busy"]) == (side, busy)]
+        for side in sides
+        for busy in (False, True)
+    }
+    for name, (read, form) in _rows(runs).items():
+        if not name.endswith(_SLOWED):
+            continue
         cells = []
         for side in sides:
-            quiet, busy = (
-                statistics.median(run[name] for run in runs if (run["side"], run["busy"]) == (side, is_busy))
-                for is_busy in (False, True)
-            )
-            cells.append(f"{busy:.3f} s ({busy / quiet:.2f} x)")
-        table.add_row(_LABELS[name], *cells)
+            busy, quiet = _median(own[side, True], read), _median(own[side, False], read)
+            over_trl = _ratio([run for run in runs if run["busy"]], side, read)
+            slower = "" if busy is None or quiet is None else f" ({busy / quiet:.2f} x)"
+            beside = "" if over_trl is None or side == "trl" else f" ({over_trl:.2f} of TRL's)"
+            cells.append("never" if busy is None else form.format(busy) + slower + beside)
+        table.add_row(name, *cells)
     return table
 
 
