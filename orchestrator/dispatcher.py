@@ -371,6 +371,8 @@ class Dispatcher:
             for rollout in group.rollouts:
                 self._spawn(self._play(group, rollout), f"rollout {rollout.rollout_id}")
             self._rollout_counts.begun += len(group.rollouts)
+            if group.cancelled:
+                self._let_go(group)
             await asyncio.sleep(0)
         if self._more_to_start:
             self._more_to_start = False
@@ -380,6 +382,7 @@ class Dispatcher:
         if group is None:
             return  # It waited to start again after a resume.
         group.cancelled = True
+        self._let_go(group)
         _interrupt(group)
         if reason is DropReason.STALE:
             self._counts.update(group.counts("stale"))
@@ -407,7 +410,6 @@ class Dispatcher:
             outcome = RolloutOutcome.CANCELLED
         if outcome is RolloutOutcome.COMPLETED:
             self._hooks.on_progress()
-        self._rollout_counts.ended += 1
         group.playing -= 1
         if not group.playing:
             self._playing.forget_group(rollout)
@@ -477,8 +479,13 @@ class Dispatcher:
         self._hooks.publish(line)
         self.handle(BatchCommitted(step))
         while shipped:  # the rollouts of a group are freed in one pass of the loop
-            shipped.pop()
+            self._let_go(shipped.pop())
             await asyncio.sleep(0)
+
+    def _let_go(self, group: _PlayedGroup) -> None:
+        """Counts the rollouts of a group that is held no more, if they have begun in this process."""
+        if group.began is not None:
+            self._rollout_counts.let_go += len(group.rollouts)
 
     async def _cross_boundary(self, step: int, group_ids: Sequence[int], ahead: RoutingAhead | None) -> MetricsLine:
         """Merges, records and commits the groups as the batch of `step`, and returns the step's metrics."""

@@ -1,10 +1,10 @@
-"""Keeps Python's cyclic garbage collector from blocking the event loop, and runs it when memory has grown.
+"""Keeps Python's cyclic garbage collector from blocking the event loop, and runs it when memory holds garbage.
 
-A full collection visits every object: 290 ms with 4,096 rollouts in flight (`docs/performance.md`). The daemon's own objects are
-freed by reference counts alone, so it would free next to nothing. Objects of environments may form cycles, which only the
-collector frees. Python collects when a quarter of the objects is new, however long they live. Here memory must have grown by half
-of what the last collection left, since rollouts have ended: before that, those in flight hold what they made. Between two
-collections only the youngest objects are visited, each once.
+A full collection visits every object: 290 to 660 ms with 4,096 rollouts in flight (`docs/performance.md`). The daemon's own
+objects are freed by reference counts alone, so it would free next to nothing. Objects of environments may form cycles, which
+only the collector frees. Python collects when a quarter of the objects is new, however long they live. Here memory must have
+grown by half while no more rollouts were held than before: else those make it grow, be they in flight or waiting for their step.
+Between two collections only the youngest objects are visited, each once.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from counterpoint.transport.config import machine_memory
 from counterpoint.transport.process.resident import resident_bytes
 
 _LOOK_SECONDS = 0.1
 _YOUNG_SECONDS = 0.01
 _GROWTH = 0.5
-"""A share of the memory after the last collection: what may be garbage until there is another one."""
-_ENDED_SHARE = 0.1
-_LARGEST_GROWTH = 3.0
-"""Growth since the last collection that always causes one: an environment may leave garbage at every turn of a long rollout."""
+"""A share of the memory that held rollouts explain: what may be garbage until there is a collection."""
+_LARGEST_SHARE = 0.125
+"""A share of the machine's memory. Growth by it since the last collection always causes one: an environment may leave garbage at
+every turn of a long rollout."""
 _NEVER = 2**31 - 1
 
 
@@ -66,41 +67,44 @@ class Memory:
         """Measures this process."""
         return cls(sys.getallocatedblocks(), resident_bytes())
 
-    def has_grown_since(self, before: Memory, share: float, whole: Memory) -> bool:
-        """Whether blocks or resident bytes are more than those of `before` by more than a share of those of `whole`."""
-        return (
-            self.blocks > before.blocks + share * whole.blocks
-            or self.resident > before.resident + share * whole.resident
-        )
+    def has_grown_since(self, before: Memory) -> bool:
+        """Whether blocks or resident bytes are more than those of `before` by more than a share of `_GROWTH`."""
+        return self.blocks > (1 + _GROWTH) * before.blocks or self.resident > (1 + _GROWTH) * before.resident
 
 
 @dataclass(slots=True)
 class RolloutCounts:
-    """How many rollouts began and ended in this life of the daemon. The dispatcher counts them."""
+    """How many rollouts began in this life of the daemon, and how many of them it let go. The dispatcher counts them."""
 
     begun: int = 0
-    ended: int = 0
+    let_go: int = 0
+    """Those whose step is recorded, or whose group was dropped. One that has only ended is held, with all its turns."""
+
+    @property
+    def held(self) -> int:
+        """Those in flight, and those that wait for their step."""
+        return self.begun - self.let_go
 
 
 async def collect_as_memory_grows(rollouts: RolloutCounts) -> None:
-    """Collects whenever memory may hold garbage of half of what the last collection left. Runs until it is cancelled.
+    """Collects whenever memory may hold garbage of half of what it held without any. Runs until it is cancelled.
 
-    While fewer rollouts have ended since that collection than a tenth of those in flight, the growth is theirs and is no garbage,
-    up to four times the memory after it.
+    While fewer rollouts were let go since the last collection than are held, or more are held than ever since then, the growth is
+    theirs and is no garbage, up to `_LARGEST_SHARE` of the machine's memory.
     """
+    largest = _LARGEST_SHARE * machine_memory()
     collected = before = Memory.now()
-    ended = rollouts.ended
+    let_go, most = rollouts.let_go, rollouts.held
     while True:
         await _collecting_the_young(_LOOK_SECONDS)
-        now = Memory.now()
-        few_ended = rollouts.ended - ended < _ENDED_SHARE * (rollouts.begun - rollouts.ended)
-        has_garbage = not few_ended and now.has_grown_since(before, _GROWTH, collected)
-        if has_garbage or now.has_grown_since(collected, _LARGEST_GROWTH, collected):
+        now, held = Memory.now(), rollouts.held
+        theirs = rollouts.let_go - let_go < held or held > most
+        if now.resident > collected.resident + largest or (not theirs and now.has_grown_since(before)):
             gc.collect()
             collected = before = Memory.now()
-            ended = rollouts.ended
-        elif few_ended:
-            before = now
+            let_go, most = rollouts.let_go, held
+        elif theirs:
+            before, most = now, max(most, held)
 
 
 async def _collecting_the_young(seconds: float) -> None:

@@ -74,11 +74,13 @@ async def test_a_pass_of_the_loop_frees_no_more_than_a_group(tmp_path: Path) -> 
     passes = Passes()
     counting = asyncio.create_task(passes.run())
     pool = Pool(passes)
-    await run_to_the_end(config, pool, ShortTurns(), RolloutCounts())
+    counts = RolloutCounts()
+    await run_to_the_end(config, pool, ShortTurns(), counts)
     async with asyncio.timeout(60):  # a thread that finalized a group may still refer to it
         while passes.freed.total() < rollouts * TURNS:  # noqa: ASYNC110 - nobody announces it
             await asyncio.sleep(0)
     counting.cancel()
     assert passes.freed.total() == rollouts * TURNS
     assert max(passes.freed.values()) <= GROUP_SIZE * TURNS
+    assert counts.let_go == rollouts, "the collector knows that only the groups of the step are held no more"
     assert len(pool.forgotten) == len(set(pool.forgotten)) >= GROUPS, "the pool forgets each group that ended, once"

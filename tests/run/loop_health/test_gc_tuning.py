@@ -48,43 +48,44 @@ def long_collections() -> Iterator[list[int]]:
 @pytest.mark.parametrize(
     ("now", "grown"),
     [
-        (Memory(2500, 2000), False),
-        (Memory(2501, 2000), True),
-        (Memory(100, 2501), True),
+        (Memory(3000, 3000), False),
+        (Memory(3001, 3000), True),
+        (Memory(100, 3001), True),
         (Memory(100, 100), False),
     ],
 )
 def test_growth_counts_be_it_of_small_objects_or_of_buffers(now: Memory, grown: bool) -> None:
-    assert now.has_grown_since(Memory(2000, 2000), 0.5, Memory(1000, 1000)) == grown
+    assert now.has_grown_since(Memory(2000, 2000)) == grown
 
 
 @pytest.mark.parametrize(
     ("looks", "collections"),
     [
-        ([(100, 0), (149, 100), (150, 100), (151, 100)], 1),
-        ([(190, 9), (239, 100), (240, 200), (241, 300)], 1),
-        ([(190, 9), (239, 10), (240, 10)], 0),
-        ([(390, 0), (400, 0)], 0),
-        ([(390, 0), (401, 0)], 1),
+        ([(100, 0, 0), (149, 0, 0), (150, 0, 0), (151, 0, 0)], 1),
+        ([(300, 100, 0), (400, 150, 50), (500, 199, 99), (600, 200, 100), (750, 300, 200), (751, 400, 300)], 1),
+        ([(300, 100, 0), (400, 200, 100), (601, 250, 149), (902, 450, 348), (1300, 550, 448)], 0),
+        ([(300, 100, 0), (400, 200, 100), (601, 250, 149), (902, 450, 349)], 1),
+        ([(300, 100, 0), (400, 100, 0), (10_100, 100, 0)], 0),
+        ([(300, 100, 0), (400, 100, 0), (10_101, 100, 0)], 1),
     ],
-    ids=["all may be garbage", "since some ended", "what those in flight hold", "few ended", "most"],
+    ids=["none is held", "all were let go once", "more are held", "as many are held", "turns", "most of the machine's"],
 )
-async def test_only_growth_since_rollouts_have_ended_may_be_garbage(
-    monkeypatch: pytest.MonkeyPatch, looks: list[tuple[int, int]], collections: int
+async def test_only_growth_that_held_rollouts_do_not_explain_may_be_garbage(
+    monkeypatch: pytest.MonkeyPatch, looks: list[tuple[int, int, int]], collections: int
 ) -> None:
-    """`looks` are, for 100 rollouts in flight, the memory and the number that have ended at each look; 100 before the first."""
-    counts, found = RolloutCounts(begun=100), list[int]()
-    memory = iter([100, *(blocks for blocks, _ in looks), 100])
-    ends = iter([ended for _, ended in looks])
+    """`looks`: memory, and the numbers of rollouts that have begun and were let go, at each look; 100 before the first."""
+    counts, found = RolloutCounts(), list[int]()
+    memory = iter([100, *(bytes_ for bytes_, _, _ in looks), 100])
+    numbers = iter([(begun, let_go) for _, begun, let_go in looks])
 
     async def wait(_: float) -> None:
-        counts.ended = next(ends, -1)
-        counts.begun = 100 + counts.ended
-        if counts.ended < 0:
+        if (look := next(numbers, None)) is None:
             raise TimeoutError
+        counts.begun, counts.let_go = look
 
+    monkeypatch.setattr(gc_tuning, "machine_memory", lambda: 80_000)
     monkeypatch.setattr(gc_tuning, "_collecting_the_young", wait)
-    monkeypatch.setattr(Memory, "now", lambda: Memory(next(memory), 1))
+    monkeypatch.setattr(Memory, "now", lambda: Memory(1, next(memory)))
     monkeypatch.setattr(gc, "collect", lambda: found.append(2))
     with pytest.raises(TimeoutError):
         await collect_as_memory_grows(counts)
@@ -136,19 +137,19 @@ async def test_knots_are_collected_as_memory_grows() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("prompt")
-async def test_what_rollouts_in_flight_hold_is_not_walked_until_some_have_ended() -> None:
+async def test_what_held_rollouts_hold_is_not_walked_until_as_many_were_let_go() -> None:
     rollouts = RolloutCounts(begun=100)
     async with collecting(rollouts) as seen:
         held, before = [Knot()], Memory.now()
-        while not Memory.now().has_grown_since(before, 0.5, before):
+        while not Memory.now().blocks > 1.5 * before.blocks:
             held += [Knot() for _ in range(1000)]
             await asyncio.sleep(0.002)
-        rollouts.ended = 9
+        rollouts.begun, rollouts.let_go = 199, 99
         for _ in range(20):
             held += [Knot() for _ in range(1000)]
             await asyncio.sleep(0.002)
         assert seen == []
-        rollouts.ended = 10
+        rollouts.begun, rollouts.let_go = 200, 100
         while not seen:
             held += [Knot() for _ in range(1000)]
             await asyncio.sleep(0.002)
@@ -160,7 +161,7 @@ async def test_what_rollouts_in_flight_hold_is_not_walked_until_some_have_ended(
 async def test_what_rollouts_leave_at_each_turn_is_collected_in_the_end_though_none_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gc_tuning, "_LARGEST_GROWTH", 0.1)
+    monkeypatch.setattr(gc_tuning, "machine_memory", lambda: 64 << 20)
     async with collecting(RolloutCounts(begun=100)) as seen:
         knots = [Knot()]
         lost = weakref.ref(knots[0])
