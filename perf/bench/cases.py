@@ -21,7 +21,7 @@ CASES = {
     "send": "the sender, beside a bare ZMQ loop",
     "receive": "64 responses of 8 MB, beside a bare socket read",
     "schedule": "1,024 rollouts in flight (4,096 in full), beside the same loop with the openai client",
-    "fleet": "16 servers in a daemon's pool, 256 in full, with many names of weights, failures and updates",
+    "fleet": "16 servers in a daemon's pool, 256 in full, with many names of weights, failures and updates; then two daemons",
     "samples": "512 and 2,000 samples at once by the Tinker SDK, through the service",
     "contributions": "training by the Tinker SDK through the service, beside the trainer's own wire, and a loss of one pass",
     "memory": "peak and growth of resident size",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from counterpoint.environments.base import Environment
 from counterpoint.environments.chat import Chat
 from counterpoint.orchestrator.decisions import DecisionLog
 from counterpoint.orchestrator.dispatcher import Dispatcher, RunParts, StepHooks
+from counterpoint.orchestrator.metrics import MetricsLine
 from counterpoint.orchestrator.rollouts.play import LoadedEnvironment
 from counterpoint.orchestrator.rollouts.players import GroupsPool
 from counterpoint.orchestrator.rollouts.playing import Playing
@@ -29,8 +30,12 @@ async def run_to_the_end(
     pool: GroupsPool,
     environment: Environment,
     rollout_counts: RolloutCounts,
+    publish: Callable[[MetricsLine], None] = lambda line: None,
 ) -> None:
-    """Takes `config.steps` steps of `environment`, by the name of the first one configured. `config.run_dir` must exist."""
+    """Takes `config.steps` steps of `environment`, by the name of the first one configured. `config.run_dir` must exist.
+
+    `publish` gets the metrics of each.
+    """
     trainer = _InstantTrainer()
     (entry,) = config.environments
     health = LoopMonitors(config.lag)
@@ -51,7 +56,7 @@ async def run_to_the_end(
                 health=health,
                 decisions=DecisionLog(config.run_dir),
             )
-            hooks = StepHooks(publish=lambda line: None, on_progress=lambda: None)
+            hooks = StepHooks(publish=publish, on_progress=lambda: None)
             advantage = load_advantage(config.advantage)
             dispatcher = trainer.dispatcher = Dispatcher(config, advantage, parts, hooks, tasks)
             dispatcher.handle(CapacityChanged(config.schedule.most_in_flight))

@@ -1,112 +1,85 @@
-"""Measures a daemon's loop beside many servers: 1,024 rollouts in flight at 16, and 16,384 at 256 in full.
+"""Measures a loop beside many servers: 1,024 rollouts in flight at 16, or 16,384 at 256 in full; then two loops with half each.
 
-The daemon's own scheduler, dispatcher, rollouts, step boundary and inference pool run on uvloop. The servers answer after times
-of a law of lengths, and of their answers one in a thousand is a closed connection (`perf.soak.fleet_servers`, four processes).
-Beside the policy the pool holds other names of weights, and meanwhile the policy and one of them get new weights again and again.
+The daemon's own scheduler, dispatcher, rollouts, step boundary and inference pool run on uvloop (`perf.bench.fleet_daemon`). The
+servers answer after times of a law of lengths, and of their answers one in a thousand is a closed connection
+(`perf.soak.fleet_servers`, four processes). Beside the policy the pool holds other names of weights, and meanwhile the policy
+and the others in turn get new weights again and again.
 
     python -m perf.bench.fleet [--quick | --full]
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
-import resource
-import tempfile
-import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
+from dataclasses import replace
 
-import uvloop
-
-from counterpoint.inference.base import Probe, WeightUpdate
-from counterpoint.inference.pool.pool import InferencePool, Served
-from counterpoint.run.loop_health.threads import prompt_switching
 from perf.bench.command import Size, show
-from perf.bench.schedule import Measured, measured, run_config
+from perf.bench.fleet_daemon import Found, Load, found_by
 from perf.bench.servers import served_by
 from perf.figures import Case, Figure
-from perf.stalls import recorded_stalls
 
 PROCESSES = 4
 FAILED_SHARE = 0.001
-STEPS = 8
-"""Steps, each of an eighth of the rollouts in flight."""
-BETWEEN_UPDATES_SECONDS = 5.0
-DIGESTS = {"float32": {"layer": "0"}}
+STEP_SHARE = 256
+"""A step is of this part of the rollouts in flight."""
 
 
 def measure(size: Size) -> list[Case]:
     """Measures the case `fleet`."""
     in_flight, servers, names = size.pick((512, 8, 4), (1024, 16, 8), (16_384, 256, 64))
+    steps, short = size.pick((60, 40), (500, 200), (500, 150))
     median = size.pick(0.1, 0.5, 6.0)
-    with ExitStack() as stack:
+    load = Load(0, in_flight, names, steps, max(8, in_flight // STEP_SHARE))
+    (one,) = _together([load], servers, median)
+    half = replace(load, in_flight=in_flight // 2, names=names // 2, steps=short, per_step=max(8, load.per_step // 2))
+    two = _together([half, replace(half, daemon=1)], servers, median)
+    return [_case(load, servers, one), _case_of_two(half, one, two)]
+
+
+def _together(loads: Sequence[Load], servers: int, median: float) -> list[Found]:
+    """Returns what daemons find that share the servers."""
+    with ExitStack() as stack, ThreadPoolExecutor() as threads:
         words = (str(median), str(FAILED_SHARE))
         hosts = [stack.enter_context(served_by("perf.soak.fleet_servers", *words)) for _ in range(PROCESSES)]
         urls = [f"{hosts[number % PROCESSES]}/{number}" for number in range(servers)]
-        stack.enter_context(prompt_switching())
-        stalls = stack.enter_context(recorded_stalls())
-        found, updates = uvloop.run(_measured(urls, in_flight, names))
-    case = _case(in_flight, servers, names, found, updates)
-    return [case.beside(_case(in_flight, servers, names, found.less(stalls), updates), stalls)]
+        return list(threads.map(lambda load: found_by(load, urls), loads))
 
 
-async def _measured(urls: list[str], in_flight: int, names: int) -> tuple[Measured, list[float]]:
-    """Plays the rollouts; returns what was measured, and the seconds of each update of weights."""
-    with tempfile.TemporaryDirectory() as directory:
-        config = run_config(Path(directory), urls, in_flight, STEPS)
-        pool = InferencePool(config.inference)
-        policy, *others = (pool.model("none" if not number else f"adapter-{number}") for number in range(names))
-        for name in (policy, *others):
-            await name.start()
-        for number, name in enumerate(others, 1):
-            await name.update(_weights(Path(directory), 0, f"adapter-{number}"))
-        seconds: list[float] = []
-        updating = asyncio.create_task(_update(policy, others[0], Path(directory), seconds))
-        found = await measured(config, policy)
-        updating.cancel()
-        for name in (policy, *others):
-            await name.release()
-    return found, seconds
+def _case(load: Load, servers: int, found: Found) -> Case:
+    figures = [
+        Figure("rollouts in flight", load.in_flight, ""),
+        Figure("steps", load.steps, ""),
+        Figure("turns", found.turns, ""),
+        Figure("turns a second", found.turns / found.seconds, "1/s"),
+        Figure("CPU a turn", found.cost, "us"),
+        Figure("lag: mean", 1e3 * found.lag_mean, "ms"),
+        Figure("lag: p99", 1e3 * found.lag_p99, "ms", 10.0, unstalled=1e3 * found.unstalled_p99),
+        Figure("lag: max", 1e3 * found.lag_max, "ms", 40.0, unstalled=1e3 * found.unstalled_max),
+        Figure("until all servers had proven all names", found.start, "s"),
+        Figure("updates of a name", found.updates, ""),
+        Figure("the longest until all servers had proven one", found.longest_update, "s", 2.0),
+        Figure("resident size at the end", found.resident / 1e6, "MB"),
+        Figure("growth of the resident size a step", found.growth / 1e6, "MB", 0.05, timed=False),
+    ]
+    return Case(f"fleet, {servers} servers, {load.names} names of weights", figures)
 
 
-async def _update(policy: Served, other: Served, directory: Path, seconds: list[float]) -> None:
-    """Updates both again and again."""
-    version = 0
-    while True:
-        await asyncio.sleep(BETWEEN_UPDATES_SECONDS)
-        version += 1
-        began = time.monotonic()
-        updates = (_weights(directory, version, None), _weights(directory, version, "adapter-1"))
-        await asyncio.gather(policy.update(updates[0]), other.update(updates[1]))
-        seconds.append(time.monotonic() - began)
-
-
-def _weights(directory: Path, version: int, adapter: str | None) -> WeightUpdate:
-    """Writes what a server reads of published weights."""
-    published = directory / f"{adapter}-{version}"
-    published.mkdir()
-    probe = {"version": version, "token_ids": [1, 2, 3], "log_probabilities": [-1.0, -2.0], "digests": DIGESTS}
-    (published / "probe.json").write_text(json.dumps(probe))
-    return WeightUpdate(version, published, Probe.read(published / "probe.json"), adapter)
-
-
-def _case(in_flight: int, servers: int, names: int, found: Measured, updates: list[float]) -> Case:
-    return Case(
-        f"fleet, {servers} servers, {names} names of weights",
-        [
-            Figure("rollouts in flight", in_flight, ""),
-            Figure("turns", found.turns, ""),
-            Figure("turns a second", found.turns / found.seconds, "1/s"),
-            Figure("CPU a turn", found.cost, "us"),
-            Figure("lag: mean", 1e3 * found.lag.mean, "ms"),
-            Figure("lag: p99", 1e3 * found.lag.p99, "ms", 10.0),
-            Figure("lag: max", 1e3 * found.lag.max, "ms", 40.0),
-            Figure("updates of two names", len(updates), ""),
-            Figure("the longest until every server had proven both", max(updates, default=0.0), "s", 2.0),
-            Figure("peak of the resident size", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, "MiB"),
-        ],
-    )
+def _case_of_two(half: Load, one: Found, two: Sequence[Found]) -> Case:
+    """Compares two daemons of half the load each with the one."""
+    rate = sum(each.turns / each.seconds for each in two)
+    figures = [
+        Figure("rollouts in flight of each", half.in_flight, ""),
+        Figure("turns a second of both", rate, "1/s"),
+        Figure("turns a second, over those of one", rate / (one.turns / one.seconds), "x"),
+        Figure("CPU a turn, over that of one", sum(each.cost for each in two) / 2 / one.cost, "x"),
+        Figure("lag: mean, over that of one", sum(each.lag_mean for each in two) / 2 / one.lag_mean, "x"),
+        Figure("lag: p99 of the later one", 1e3 * max(each.lag_p99 for each in two), "ms"),
+        Figure("lag: max of the later one", 1e3 * max(each.lag_max for each in two), "ms"),
+        Figure("the longest until all servers had proven an update", max(each.longest_update for each in two), "s"),
+    ]
+    return Case("fleet, two daemons of half the load each", figures)
 
 
 if __name__ == "__main__":
