@@ -46,8 +46,15 @@ class ServerIdentity:
     """The same of each adapter that it has."""
     reasons: bool = False
     """Whether it has a parser of reasoning."""
-    stated: Mapping[str | None, Stated] = field(default_factory=dict)
-    """All that it says of the weights of each name; None: the full weights. Empty for a stock server."""
+    said: Mapping[str | None, Any] = field(default_factory=dict)
+    """All that it says of the weights of each name, as received; None: the full weights. Empty for a stock server."""
+
+    def stated(self, name: str | None) -> Stated | None:
+        """Returns what it says of the weights of a name; None if that is nothing, or cannot be read.
+
+        Nobody asks for most of them, and a health check of many names is not to read them all.
+        """
+        return Stated.decode(self.said.get(name))
 
     @classmethod
     def of_status(cls, status: Mapping[str, Any], url: str) -> ServerIdentity:
@@ -60,9 +67,8 @@ class ServerIdentity:
                 "adapters": dict(adapters),
             } if all(type(each) is dict and type(each.get("load")) is int for each in adapters.values()):
                 loads = {name: each["load"] for name, each in adapters.items()}
-                said = {name: Stated.decode(each) for name, each in {None: status["weights"], **adapters}.items()}
-                stated = {name: each for name, each in said.items() if each is not None}
-                return cls(instance, draining, load, loads, status.get("reasons") is True, stated)
+                said = {None: status["weights"], **adapters}
+                return cls(instance, draining, load, loads, status.get("reasons") is True, said)
         raise ServerFailure(
             f"{url} does not say in its status which weights it holds: it runs another version of Counterpoint"
         )
@@ -80,7 +86,7 @@ class ServerClient(Protocol):
     """Whether the server says that it parses reasoning."""
 
     async def identify(self) -> ServerIdentity:
-        """Returns the instance if the server is healthy."""
+        """Returns the instance if the server is healthy. The same object as before if the server says the same."""
 
     async def observe(self) -> Observation | None:
         """Returns the server's load, or None if it does not report any."""
@@ -140,22 +146,33 @@ class BinaryClient:
         self._secret = connections.secret if proves else None
         self._proven = ""
         """The instance of the server's process, which has proven that it is the job's."""
+        self._status: dict[str, Any] = {}
+        """The last status, without the proof that differs each time."""
+        self._identity: ServerIdentity | None = None
+        """The identity of that status."""
 
     async def identify(self) -> ServerIdentity:
         """See `ServerClient`."""
         if self._secret is None:
-            found = ServerIdentity.of_status(await self._administer(identity.STATUS_PATH, None), self.url)
+            found = self._read(await self._administer(identity.STATUS_PATH, None))
             self.reasons = found.reasons
             return found
         nonce = secrets.token_hex(identity.NONCE_BYTES)
         status = await self._administer(identity.STATUS_PATH, None, {wire.NONCE_HEADER: nonce})
-        found = ServerIdentity.of_status(status, self.url)
-        if not identity.is_proof(status.get("proof"), self._secret, found.instance, nonce):
+        proof = status.pop("proof", None)
+        found = self._read(status)
+        if not identity.is_proof(proof, self._secret, found.instance, nonce):
             raise ServerFailure(
                 f"{self.url} is not this job's server: it does not prove the identity in {self._connections.identity_file}"
             )
         self._proven, self.reasons = found.instance, found.reasons
         return found
+
+    def _read(self, status: dict[str, Any]) -> ServerIdentity:
+        """Returns the identity of a status: the same object as the last one if the server says the same."""
+        if self._identity is None or status != self._status:
+            self._status, self._identity = status, ServerIdentity.of_status(status, self.url)
+        return self._identity
 
     async def observe(self) -> Observation | None:
         """See `ServerClient`."""

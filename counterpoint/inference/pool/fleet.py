@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from counterpoint.inference.base import ServerStatus
 from counterpoint.inference.loads import LoadClaim
@@ -19,6 +20,9 @@ REMEMBERED_GROUPS = 16_384
 GROUP_LEAD = 16
 """Requests by which a group's server may be ahead of the least loaded one. The group's next rollout then goes to that one,
 which prefills the prompt a second time: that costs less than idle servers beside one with a large group."""
+
+
+_IN_FLIGHT = attrgetter("in_flight")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,13 +157,12 @@ class Fleet:
         group = self._groups.get(key) or _Group()
         own = chosen = group.servers.get(affinity)
         if chosen is None or chosen is avoid or not chosen.has_room_for(name):
-            candidates = [server for server in self.servers if server.has_room_for(name)]
-            if not candidates:
+            chosen = self._least_loaded(name, avoid)
+            if chosen is None:
                 return None
-            chosen = min(candidates, key=lambda server: (server is avoid, server.in_flight))
             holder = group.holder if own is None else None
-            if holder in candidates and holder is not avoid and holder.in_flight < chosen.in_flight + GROUP_LEAD:
-                chosen = holder
+            if holder is not None and holder is not avoid and holder.has_room_for(name):
+                chosen = holder if holder.in_flight < chosen.in_flight + GROUP_LEAD else chosen
         if own is None:
             group.holder = chosen
         group.servers[affinity] = chosen
@@ -167,6 +170,14 @@ class Fleet:
         chosen.in_flight += 1
         chosen.names[name].in_flight += 1
         return chosen
+
+    def _least_loaded(self, name: Name, avoid: FleetMember | None) -> FleetMember | None:
+        """Returns the least loaded server with room for a name, the first among equals; `avoid` if no other has room."""
+        # To sort hundreds by a number takes a quarter of the time of looking whether each has room, and the first mostly has.
+        for server in sorted(self.servers, key=_IN_FLIGHT):
+            if server is not avoid and server.has_room_for(name):
+                return server
+        return avoid if avoid is not None and avoid.has_room_for(name) else None
 
     def _remember(self, key: tuple[Name, str], group: _Group) -> None:
         self._groups[key] = group

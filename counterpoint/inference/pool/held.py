@@ -413,7 +413,7 @@ class Held:
         self.has_served = True
         if state.stage != "held":
             self.failures = 0
-        stated = None if state.update else state.identity.stated.get(self.loads.load_at(state.identity, None)[0])
+        stated = None if state.update else state.identity.stated(self.loads.load_at(state.identity, None)[0])
         return [Serves(state.update, state.identity.instance, stated), *self._end_of(state)]
 
     def _end_of(self, state: Loading) -> list[Instruction]:

@@ -52,13 +52,14 @@ class Holder:
         *,
         check: Callable[[], None],
         observe: Callable[[], Awaitable[Observation | None]],
-        on_change: Callable[[], None],
+        on_change: Callable[[bool], None],
         outages: Outages,
         turns: PerTickLimiter,
         longest_pause: float,
     ) -> None:
         """`check` has the server's health checked now, and `observe` reads its load.
 
+        `on_change` is called when the state has changed, with whether the server begins or ceases to count towards the capacity.
         `turns` is as of `ServerMonitor`, `longest_pause` as of `ServerProgress`.
         """
         self.server = server
@@ -83,7 +84,7 @@ class Holder:
         self._progress = ServerProgress(config.request_timeout_seconds, longest_pause)
         self._served_at: float | None = None
         """The time of its last answer to a request, or of its beginning to serve."""
-        self._told, self._told_settled = self.held.state, False
+        self._told, self._told_settled, self._told_counts = self.held.state, False, False
         """The state of the last report."""
         self._step: machine.AskToken | machine.LoadVersion | machine.Prove | None = None
         """The next step."""
@@ -120,11 +121,12 @@ class Holder:
         if self._told is self.held.state and self._told_settled == self.held.settled:
             return
         self._told, self._told_settled = self.held.state, self.held.settled
+        counted, self._told_counts = self._told_counts, self.held.counts
         if self.held.is_proving:
             self.resolved.clear()
         else:
             self.resolved.set()
-        self._on_change()
+        self._on_change(counted != self._told_counts)
 
     # --- loads and proofs ---
 

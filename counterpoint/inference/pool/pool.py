@@ -129,7 +129,7 @@ class Served(Places):
                 logger.debug("%s does not say which weights it has: %s", server.url, error)
                 continue
             name, _ = holder.held.loads.load_at(identity, holder.held.wanted)
-            if (stated := identity.stated.get(name)) is not None:
+            if (stated := identity.stated(name)) is not None:
                 found[server.url] = stated
         return found
 
@@ -334,22 +334,19 @@ class Served(Places):
     async def _until_taken(self, update: WeightUpdate, loaded: bool = False) -> None:
         """Waits until each server is known to hold the weights or not. With `loaded`, also ends when it lets requests begin."""
 
-        def unknown() -> list[Holder]:
-            return [
-                holder
-                for holder in self.holders.values()
-                if not (holder.held.settled or (loaded and holder.held.has(update, "begun", "held")))
-            ]
+        def is_known(holder: Holder) -> bool:
+            return holder.held.settled or (loaded and holder.held.has(update, "begun", "held"))
 
         def is_taken() -> bool:
-            return self._released or not unknown()
+            # Asked at each change of hundreds of servers. They begin in order, so the last one is mostly the one to wait for.
+            return self._released or all(map(is_known, reversed(self.holders.values())))
 
         await self._until(lambda: is_taken() or any(each.held.has(update, "held") for each in self.holders.values()))
         try:
             async with asyncio.timeout(LATE_SECONDS):
                 await self._until(is_taken)
         except TimeoutError:
-            for holder in unknown():
+            for holder in [each for each in self.holders.values() if not is_known(each)]:
                 holder.carry_out(holder.held.late(time.monotonic()))
                 logger.warning(
                     "Inference server %s still loads version %d, which others serve: the run goes on without it",

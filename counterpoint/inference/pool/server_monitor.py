@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from counterpoint.inference.base import InferenceError, ServerUnreachable
 from counterpoint.inference.clients.capacity import CapacityController, Observation
-from counterpoint.inference.clients.client import ServerClient
+from counterpoint.inference.clients.client import ServerClient, ServerIdentity
 from counterpoint.inference.config import PoolConfig
 from counterpoint.inference.per_tick_limiter import PerTickLimiter
 from counterpoint.inference.pool import liveness
@@ -70,9 +70,11 @@ class ServerMonitor:
         self._silence = liveness.Silence()
         self._since_look = 0.0
         """Seconds of regular intervals since the last look at the load."""
+        self._at_rest: tuple[ServerIdentity, dict[Name, int]] | None = None
+        """The identity with which each name serves what it wants, and their turns: until one differs, a check changes nothing."""
 
-    def hold(self, name: Name, on_change: Callable[[], None]) -> Holder:
-        """Adds a name with unknown weights until the next health check. Calls `on_change` when its state changes."""
+    def hold(self, name: Name, on_change: Callable[[bool], None]) -> Holder:
+        """Adds a name with unknown weights until the next health check. `on_change` is as of `Holder`."""
         regular = self._config.health_interval_seconds
         holder = self.holders[name] = Holder(
             self.server,
@@ -138,7 +140,7 @@ class ServerMonitor:
 
     async def _check(self) -> None:
         await self._turns.turn()
-        turns = {name: holder.held.turn for name, holder in self.holders.items()}
+        turns = self._turns_of_names()
         deadline = self._silence.patience if self._is_loading else HEALTH_DEADLINE_SECONDS
         began = time.monotonic()
         try:
@@ -159,9 +161,20 @@ class ServerMonitor:
             self._update_draining()
             if not self._load_observed:
                 await self._update_cap()
-            now = time.monotonic()
-            for name, holder in list(self.holders.items()):
-                holder.carry_out(holder.held.checked(identity, turns.get(name, -1), now))
+            self._checked(identity, turns)
+
+    def _checked(self, identity: ServerIdentity, turns: Mapping[Name, int]) -> None:
+        """Tells each name that a health check which began at `turns` was answered."""
+        if self._at_rest is not None and self._at_rest[0] is identity and self._at_rest[1] == self._turns_of_names():
+            return
+        now = time.monotonic()
+        for name, holder in list(self.holders.items()):
+            holder.carry_out(holder.held.checked(identity, turns.get(name, -1), now))
+        rests = all(holder.held.settled and holder.held.serves_wanted for holder in self.holders.values())
+        self._at_rest = (identity, self._turns_of_names()) if rests else None
+
+    def _turns_of_names(self) -> dict[Name, int]:
+        return {name: holder.held.turn for name, holder in self.holders.items()}
 
     def _unanswered(self, reason: str, last: str, began: float, *, reached: bool, firm: bool = True) -> None:
         now = time.monotonic()

@@ -245,11 +245,12 @@ class PoolServers:
             self._changed.clear()
             await self._changed.wait()
 
-    def _name_changed(self, places: Places) -> None:
+    def _name_changed(self, places: Places, counts_otherwise: bool) -> None:
         self._changed.set()
         if places.waiting:
             self.serve_waiting()
-        places.tell_capacity()
+        if counts_otherwise:  # each update changes all servers several times, and the capacity is a sum over all
+            places.tell_capacity()
 
     def _server_changed(self) -> None:
         self._changed.set()
