@@ -43,6 +43,7 @@ from counterpoint.run.loop_health.watchdog import awaiting
 from counterpoint.run.pause import read_pause
 from counterpoint.transport.process.notify import notify, notify_failure
 from counterpoint.transport.process.permanent_errors import exit_code_of
+from counterpoint.transport.telemetry.start_phases import OVER, enter
 
 logger = logging.getLogger(__name__)
 
@@ -157,6 +158,7 @@ class Daemon:
 
         A run that has committed all its steps needs only the trainer.
         """
+        enter("loads and starts environments", beside=True)
         given = self._given
         checkpoint = await in_thread(_resume, given) if given.resume else None
         config, journal = await in_thread(_read_changes, given, checkpoint)
@@ -181,18 +183,24 @@ class Daemon:
                 config.run_id,
             )
             self._on_ready()
+            enter(OVER, beside=True)
             return
         await run.start_environments(resources)
+        enter("waits for a server", beside=True)
         with awaiting("the first healthy inference server", run.pool.describe_sources()):
             await run.pool.start()
+        enter("checks the servers", beside=True)
         await check_base_model(run.pool, config)
         run.ignoring_temperature = await check_stock_servers(run.pool, lambda: run.config, loaded.chat)
         await run.start_other_models(resources)
+        enter("waits for the trainer's weights", beside=True)
         version = await first_version(run.sender, config)
+        enter("weights loaded and proven", beside=True)
         policy, steering = run.make_policy(), await in_thread(run.make_steering)
         run.set_paused(await in_thread(read_pause, config.run_dir))
         await steering.take_all()  # before the first rollout begins
         await policy.load_first(version)
+        enter("first answer", beside=True)
         self._run_in_background(
             policy.run(),
             steering.run(),

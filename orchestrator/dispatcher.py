@@ -73,6 +73,7 @@ from counterpoint.run.loop_health.threads import in_thread, record_in_thread
 from counterpoint.transport.process.resident import resident_bytes
 from counterpoint.transport.records import Rollout
 from counterpoint.transport.telemetry.intervals import Interval
+from counterpoint.transport.telemetry.start_phases import FIRST_STEP, OVER, enter
 
 logger = logging.getLogger(__name__)
 
@@ -409,6 +410,7 @@ class Dispatcher:
                 raise
             outcome = RolloutOutcome.CANCELLED
         if outcome is RolloutOutcome.COMPLETED:
+            enter("first rewards", beside=True)
             self._hooks.on_progress()
         group.playing -= 1
         if not group.playing:
@@ -436,6 +438,7 @@ class Dispatcher:
                     raise
                 return  # The group was dropped, or starts again after a resume.
         outcome = await finalize_in_thread(self._finalizer, group.rollouts, loaded.environment.group_scoring)
+        enter(FIRST_STEP, beside=True)
         if not group.cancelled:
             group.is_finalized, group.rollouts = True, list(outcome.rollouts)
             if outcome.event.dropped is None or outcome.failed:
@@ -473,6 +476,7 @@ class Dispatcher:
         set_context(step=step)
         async with self.between_steps:
             line = await self._cross_boundary(step, group_ids, ahead)
+        enter(OVER, beside=True)
         self._boundary_task = None
         shipped = [self._groups.pop(group_id) for group_id in group_ids]
         self._hooks.on_progress()

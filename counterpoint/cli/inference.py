@@ -8,6 +8,7 @@ from counterpoint.job.resolve_model import resolve_model
 from counterpoint.transport.process.extras import SERVING, require
 from counterpoint.transport.process.hangup import ReloadOnHangup, note_hangup
 from counterpoint.transport.process.notify import Heartbeat, StatusLine, notify_ready
+from counterpoint.transport.telemetry.start_phases import OVER, enter
 
 
 def main(arguments: list[str]) -> int:
@@ -15,6 +16,7 @@ def main(arguments: list[str]) -> int:
     command = parse("inference", InferenceConfig, arguments)
     if command is None:
         return 0
+    enter("checks")
     require("an inference server", *SERVING)
     log_to_stderr()
     config = command.config.model_copy(update={"model": str(resolve_model(command.config.model))})
@@ -28,6 +30,7 @@ def main(arguments: list[str]) -> int:
         nonlocal doing
         doing = f"serving {config.model} on {config.scheme}://{config.host}:{config.port}"
         status.show(doing)
+        enter(OVER)
         notify_ready()
 
     def beat(trouble: str, phase: str) -> None:

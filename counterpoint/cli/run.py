@@ -52,6 +52,7 @@ from counterpoint.transport.process.extras import SERVING, TRAINING, lacking, re
 from counterpoint.transport.process.journal import prioritized
 from counterpoint.transport.process.notify import notify_ready
 from counterpoint.transport.process.permanent_errors import NOTHING_LEARNED
+from counterpoint.transport.telemetry.start_phases import OVER, START_FILE, Note, append
 
 PIPE_WIDTH = 130
 
@@ -65,12 +66,16 @@ STOPPED_BY_A_SIGNAL = frozenset({128 + signal.SIGHUP, 128 + signal.SIGINT, 128 +
 MOST_CHANGED = 20
 """Keys that a resume names as changed."""
 
+SUPERVISOR = "supervisor"
+"""What this process is called among those of a job's start."""
+
 LONGEST_VALUE = 200
 """Characters of a changed value."""
 
 
 def main(arguments: list[str], name: str = "run", model: type[JobConfig] = JobConfig) -> int:
     """Runs the command of that name, whose file is a `model`. Returns the job's exit code."""
+    began = [Note.now("checks")]
     words = [KEEP_GOING.get(word, word) for word in arguments]
     switches = ["resume", "fresh", *(["keep-going"] if name == "run" else [])]
     command = parse(name, model, words, switches, check, show=_rehearsed)
@@ -92,13 +97,18 @@ def main(arguments: list[str], name: str = "run", model: type[JobConfig] = JobCo
         say = partial(console.print, highlight=False)
         reload = Reload(config.output_dir, name, arguments, config, say, variables)
         resuming = resuming_command(arguments, name)
-        return _play(replace(command, config=config), left_running, reload, console, resuming)
+        return _play(replace(command, config=config), left_running, reload, console, resuming, began)
 
 
 def _play(
-    command: ParsedCommand[JobConfig], left_running: bool, reload: Reload, console: Console, resuming: str
+    command: ParsedCommand[JobConfig],
+    left_running: bool,
+    reload: Reload,
+    console: Console,
+    resuming: str,
+    phases: list[Note],
 ) -> int:
-    """Starts a job whose ports are held, and plays it to its end. Returns its exit code."""
+    """Starts a job whose ports are held, and plays it to its end. Returns its exit code. Its start had those `phases` so far."""
     config, fresh = command.config, "fresh" in command.switches
     options = check_backend(config)
     if not left_running:
@@ -110,7 +120,9 @@ def _play(
     resolved = config.with_model(resolve_model(config.model))
     check_fit(resolved)
     if config.backend == "local" and not config.resume:
+        phases.append(Note.now("rehearses environments"))
         rehearse_runs(resolved, Path(resolved.trainer.model))
+    phases.append(Note.now("writes files, starts workers"))
     say = partial(console.print, highlight=False)
     resolved = with_choice(resolved, say, left_running=left_running and config.resume)
     given = command.file.read_bytes()
@@ -128,6 +140,7 @@ def _play(
                 return code
             resolved = as_begun(resolved)
             files = write_job(resolved, given)
+        append(resolved.output_dir / START_FILE, SUPERVISOR, phases, anew=True)
         job = SupervisedJob(resolved, specification(resolved, files), say, options, reload)
         outcome = _run(job, resolved, console)
         _print_end(job, resolved, outcome, console)
@@ -198,9 +211,14 @@ def _run(job: SupervisedJob, config: JobConfig, console: Console) -> Outcome:
     with printed_beside(console):
         progress = choose(console, job.histories, config.output_dir if config.tinker is not None else None)
         links = LinksOfThePage(config, console)
+        starting = True
         preparing = threading.Thread(target=_prepare_curves, name="preparing the curves", daemon=True)
 
         def show(workers: list[WorkerView], fresh: list[tuple[History, Line]]) -> None:
+            nonlocal starting
+            if starting and any(worker.pid is not None for worker in workers):
+                starting = False
+                append(config.output_dir / START_FILE, SUPERVISOR, [Note.now(OVER)])
             links.print_once(workers)
             progress.update(workers, fresh)
             if job.is_complete and preparing.ident is None:  # while the workers end, instead of after them

@@ -27,6 +27,8 @@ def main(arguments: list[str]) -> int:
 
     if given.why is not None:
         status_output.print_why(directory, given.why, given.json)
+    elif given.start:
+        status_output.print_start(directory, given.json)
     elif given.watch:
         status_output.watch(directory, given.json, WATCH_SECONDS)
     else:
@@ -50,6 +52,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="GROUP",
         help="print what happened to a group of rollouts (12, or a rollout of it: 12-3) and why it was dropped; `dropped` "
         "prints the newest dropped groups",
+    )
+    parser.add_argument(
+        "--start",
+        action="store_true",
+        help="print what each process of the job did from the command to its first step, and for what it waited",
     )
     parser.add_argument(
         "--health",

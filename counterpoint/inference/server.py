@@ -52,6 +52,7 @@ from counterpoint.transport.process.permanent_errors import DISK_FULL, PASSING, 
 from counterpoint.transport.process.resident import cpu_seconds, stopped_below
 from counterpoint.transport.process.start_time import StartTime
 from counterpoint.transport.process.stop_requests import StopSignals
+from counterpoint.transport.telemetry.start_phases import enter
 
 logger = logging.getLogger(__name__)
 
@@ -135,6 +136,7 @@ def serve(
             check_port(config.host, config.port)
             own = _Output(config)
             child = _start(config, environment)
+            enter("waits for its API server")
             try:
                 return _watch(child, config, environment, signals, on_ready, beat, own)
             finally:

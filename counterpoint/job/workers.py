@@ -33,6 +33,7 @@ from counterpoint.transport.process.cores import divided
 from counterpoint.transport.process.priority import compute_nice, side_nice
 from counterpoint.transport.process.ranks.node import LOOPBACK
 from counterpoint.transport.process.start_time import LONGEST_STARTS
+from counterpoint.transport.telemetry.start_phases import variable_of
 
 BEHIND_SERVERS_NICE = 5
 """Added to the trainer's niceness beside a service: a client waits for each sample, and a token is a step of the server's."""
@@ -116,7 +117,11 @@ def specification(config: JobConfig, files: dict[str, Path]) -> JobSpec:
     A resume leaves out finished runs, and the servers if no rollouts are needed. `files` has each role's file by its name.
     """
     service = {"lease_seconds": SERVICE_LEASE_SECONDS} if "NOTIFY_SOCKET" in os.environ else {}
-    return JobSpec(name="job", roles=tuple(_roles(config, files)), stay=config.stay, **service)
+    roles = (
+        role.model_copy(update={"environment": role.environment | variable_of(role.name, config.output_dir)})
+        for role in _roles(config, files)
+    )
+    return JobSpec(name="job", roles=tuple(roles), stay=config.stay, **service)
 
 
 def _roles(config: JobConfig, files: dict[str, Path]) -> list[RoleSpec]:

@@ -33,6 +33,7 @@ from counterpoint.trainer.work.order import Due
 from counterpoint.trainer.work.sources import Item, Sources
 from counterpoint.transport.process.notify import StatusLine
 from counterpoint.transport.process.stop_requests import StopSignals
+from counterpoint.transport.telemetry.start_phases import OVER, enter
 from counterpoint.transport.wires.base import BatchReceiver
 
 logger = logging.getLogger(__name__)
@@ -212,6 +213,7 @@ class Trainer:
     def _train_rows(self) -> None:
         rows = self.shared.shares.rows()
         if any(rows):
+            enter("first update")
             began = time.perf_counter()
             self._learner.train_rows(rows)
             self.shared.spend(rows, time.perf_counter() - began)
@@ -237,6 +239,7 @@ class Trainer:
             self.shared.share(run, step)
         else:
             shell.finish(run, item, values, self.shared.take_spent(run.slot))
+            enter(OVER)
 
     # --- words ---
 

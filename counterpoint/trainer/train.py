@@ -25,6 +25,7 @@ from counterpoint.transport.process.permanent_errors import DISK_FULL, exit_code
 from counterpoint.transport.process.priority import wake_soon
 from counterpoint.transport.process.start_time import asking_for_time
 from counterpoint.transport.process.stop_requests import StopSignals, end_at_second_request
+from counterpoint.transport.telemetry.start_phases import enter
 from counterpoint.transport.wires.open import open_receiver
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ def train(config: TrainerConfig, on_ready: Callable[[], object], sources: Source
     With `sources` no orchestrator is heard.
     """
     wake_soon()
+    enter("loads and proves the model")
     if not config.resume and (found := checkpoint.holds_any(config.output_dir)) is not None:
         advice = "continue it with --resume (in a file: resume = true), or use another output_dir"
         return _failed(2, f"{found} is from an earlier training; {advice}")
@@ -70,6 +72,7 @@ def train(config: TrainerConfig, on_ready: Callable[[], object], sources: Source
             return _failed(1, f"there is not enough memory to load {config.model}: {error}")
         begins.close()
         status.show("")
+        enter("waits for a run")
         on_ready()
         stack.enter_context(beating())
         try:

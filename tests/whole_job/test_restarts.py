@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from counterpoint.job.reading.start import read_start
+from counterpoint.transport.telemetry.start_phases import FIRST_STEP
 from tests.support.running_job import steps_of
 from tests.whole_job.kill_and_resume import assert_resumes, kill, started_and_trained
 
@@ -26,6 +28,11 @@ def test_what_is_killed_comes_back_by_itself_and_a_job_that_ends_is_resumed(tmp_
     One after the other, which spares starts of vLLM."""
     job = started_and_trained(tmp_path, trained=1, max_restarts=1, steps=STEPS)
     trained = job.output_dir / "trainer" / "metrics.jsonl"
+    starts = {start.process: [each.phase for each in start.phases] for start in read_start(job.output_dir)}
+    assert {*starts} == {
+        "supervisor", "trainer", "orchestrator", "inference_0", "inference_0 API server", "inference_0 engine"
+    }  # fmt: skip
+    assert starts["orchestrator"][-1] == FIRST_STEP
     try:
         for victim in (
             "counterpoint.inference.plugin.program",

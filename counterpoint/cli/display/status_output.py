@@ -14,9 +14,11 @@ from rich.text import Text
 
 from counterpoint.cli.cluster import status as cluster_status
 from counterpoint.cli.display.console import console_for
+from counterpoint.cli.display.start_picture import start_picture
 from counterpoint.cli.display.status_tables import status_parts
 from counterpoint.cluster.job_files import holds_job
 from counterpoint.job.reading.activity.why import DROPPED, describe_decision, explain
+from counterpoint.job.reading.start import read_start, start_as_json
 from counterpoint.job.reading.status import StatusReader
 from counterpoint.transport.printable import printable
 
@@ -71,6 +73,17 @@ def print_why(directory: Path, name: str, as_json: bool) -> None:
         title = f"run {run_id}" if name == DROPPED else f"run {run_id}, group {name.partition('-')[0]}"
         for text in (title, *(f"  {describe_decision(line, name == DROPPED)}" for line in lines)):
             console.print(printable(text), highlight=False, soft_wrap=True)
+
+
+def print_start(directory: Path, as_json: bool) -> None:
+    """Prints what each process did in the job's start, as bars or as JSON. Raises `UserError` if nothing is known of it."""
+    processes = read_start(directory)
+    if as_json:
+        print(json.dumps(start_as_json(processes), indent=1))
+        return
+    console = _console()
+    for line in start_picture(processes, console.width):
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _console() -> Console:

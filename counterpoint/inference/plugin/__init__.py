@@ -18,8 +18,13 @@ def register() -> None:
 
     vLLM calls it once in each process that is not forked, as a general plugin, when most modules are imported.
     """
-    from counterpoint.transport.process.parent_death import bind_worker_to_parent
+    import multiprocessing
 
+    from counterpoint.transport.process.parent_death import bind_worker_to_parent
+    from counterpoint.transport.telemetry.start_phases import ENGINE, enter
+
+    if multiprocessing.parent_process() is not None:  # a forked engine enters it at once
+        enter("loads the model, takes memory", ENGINE)
     bind_worker_to_parent()
     _log_as_vllm_does()
 

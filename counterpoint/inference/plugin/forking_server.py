@@ -35,6 +35,7 @@ from vllm.utils.system_utils import decorate_logs
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from counterpoint.transport.process.parent_death import bind_worker_to_parent
+from counterpoint.transport.telemetry.start_phases import API_SERVER, ENGINE, enter
 
 METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 
@@ -67,6 +68,7 @@ class ForkingArguments(AsyncEngineArgs):
 
 def main() -> None:
     """Runs the server to its end, with the arguments of the process, as `vllm.entrypoints.launchers.api_server.entry.main`."""
+    enter("configuration", API_SERVER)
     cli_env_setup()
     parser = make_arg_parser(FlexibleArgumentParser(description=__doc__))
     args = parser.parse_args()
@@ -104,6 +106,7 @@ async def _engine(arguments: AsyncEngineArgs) -> AsyncIterator[AsyncLLM]:
     """Starts the engine, and ends it, as `build_async_engine_client_from_engine_args` there: a module that imports the routes."""
     config = arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
     engine: AsyncLLM | None = None
+    enter("waits for its engine", API_SERVER)
     try:
         engine = AsyncLLM.from_vllm_config(
             vllm_config=config,
@@ -112,6 +115,7 @@ async def _engine(arguments: AsyncEngineArgs) -> AsyncIterator[AsyncLLM]:
             aggregate_engine_logging=arguments.aggregate_engine_logging,
             disable_log_stats=arguments.disable_log_stats,
         )
+        enter("imports and makes its routes", API_SERVER)
         await engine.reset_mm_cache()
         yield engine
     finally:
@@ -144,6 +148,7 @@ def _import_routes() -> None:
 
 def _become_engine(listening: socket.socket) -> None:
     """Lets go of what a forked process shares with the server: its port, its signals, and its life after the server's death."""
+    enter("loads the model, takes memory", ENGINE)
     listening.close()
     signal.set_wakeup_fd(-1)  # it is the server's event loop, which would take the engine's signals for its own
     bind_worker_to_parent()

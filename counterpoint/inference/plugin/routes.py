@@ -49,6 +49,7 @@ from counterpoint.inference.sent_weights import (
 )
 from counterpoint.transport.exact_json import MAX_WRITTEN_DEPTH, JsonError, loads
 from counterpoint.transport.files.own_directory import OwnDirectory
+from counterpoint.transport.telemetry.start_phases import API_SERVER, OVER, enter
 
 logger = init_logger(__name__)
 
@@ -106,8 +107,10 @@ class CounterpointRoutes:
         self.parser = None if settings is None else ParserProcess(settings)
         self.loading: set[asyncio.Task[Response]] = set()
         self.draining = False
+        enter("first passes", API_SERVER)
         await engine_client.collective_rpc("counterpoint_begin")
         await warm(engine_client, self.models, serves_adapters=self.updater.serves_adapters)
+        enter(OVER, API_SERVER)
 
     async def status(self, raw_request: Request) -> Response:
         """Answers with the instance and its weights, and proves by a nonce whose server it is; 503 once the engine is dead.

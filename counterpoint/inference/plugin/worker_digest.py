@@ -24,6 +24,7 @@ from vllm.logger import init_logger
 
 from counterpoint.inference.digest import DTYPES, Digest, add_up, hash_sum
 from counterpoint.inference.plugin.weights import read_tensors
+from counterpoint.transport.telemetry.start_phases import ENGINE, OVER, enter
 
 logger = init_logger(__name__)
 
@@ -50,6 +51,7 @@ class WeightReader:
         """Prepares the worker, once, before the first request."""
         from counterpoint.inference.plugin.engine.sampler import use_whole_sampler
 
+        enter(OVER, ENGINE)
         use_whole_sampler(self.model_runner)
         if self.device.type == "cpu":
             from counterpoint.inference.plugin.cpu.embeddings import keep_embeddings_once

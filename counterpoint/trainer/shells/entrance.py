@@ -18,6 +18,7 @@ from counterpoint.trainer.shells.shared import Shared
 from counterpoint.trainer.shells.steps import StepsShell
 from counterpoint.trainer.taken_over import start_directory
 from counterpoint.trainer.telemetry.mismatch import COMPARED_STEPS
+from counterpoint.transport.telemetry.start_phases import enter
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +44,14 @@ class Entrance:
         """Gives slots to runs that are `present`, takes those of others, and admits the new ones."""
         if not self._manager.discover_runs(present):
             return
+        enter("publishes the first weights")
         self._shared.learner.synchronize()
         for run in self._shared.registry.at(RunStage.ADMITTED):
             if run.failure is None:
                 self._admit(run)
             else:
                 self._refuse(run, run.failure)
+        enter("waits for the first batch")
 
     def _refuse(self, run: Run, reason: str) -> None:
         self._manager.refuse_run(run.slot, reason)
