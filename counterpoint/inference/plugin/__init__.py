@@ -41,11 +41,19 @@ def register() -> None:
     from vllm import envs
 
     if BACKEND in (envs.VLLM_PLUGINS or ()):  # else the server is not ours, as below
+        from vllm.platforms import current_platform
+
         from counterpoint.inference.plugin.engine.ends import end_as_the_model_does
+        from counterpoint.inference.plugin.engine.groups import share_a_thread
         from counterpoint.inference.plugin.tokenizer import read_by_file
 
         read_by_file()
         end_as_the_model_does()
+        share_a_thread()
+        if current_platform.is_cpu():
+            from counterpoint.inference.plugin.cpu.small_matrices import leave_small_matrices
+
+            leave_small_matrices()
 
     from counterpoint.inference.plugin.program import resume_gc
 

@@ -11,6 +11,7 @@ A request with stop strings is not held back: the API server finds them, and end
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -34,7 +35,7 @@ class _HoldsOutputs(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._held: dict[str, list[EngineCoreOutput]] = {}
+        self._held: dict[str, Held] = {}
         """Those of unfinished requests; those of aborted ones until everything is sent."""
         self._send_at = 0.0
         self._is_quiet = False
@@ -79,14 +80,19 @@ class _HoldsOutputs(Scheduler):
         """Returns an output joined to those that were held of its request; None if it is held, too."""
         request = self.requests.get(output.request_id)
         if output.finish_reason is None and request is not None and may_wait(request, output):
-            self._held.setdefault(output.request_id, []).append(output)
+            if (held := self._held.get(output.request_id)) is None:
+                held = self._held[output.request_id] = Held(asked_columns(request))
+            held.outputs.append(output)
             return None
-        return joined([*self._held.pop(output.request_id, ()), output])
+        if (held := self._held.pop(output.request_id, None)) is None:
+            return output
+        held.outputs.append(output)
+        return held.joined()
 
     def _send_all(self, found: dict[int, EngineCoreOutputs]) -> None:
-        for request_id, outputs in self._held.items():
+        for request_id, held in self._held.items():
             if (request := self.requests.get(request_id)) is not None:  # else it was aborted
-                found.setdefault(request.client_index, EngineCoreOutputs()).outputs.append(joined(outputs))
+                found.setdefault(request.client_index, EngineCoreOutputs()).outputs.append(held.joined())
         self._held.clear()
 
 
@@ -121,21 +127,39 @@ def may_wait(request: Request, output: EngineCoreOutput) -> bool:
     )
 
 
-def joined(outputs: list[EngineCoreOutput]) -> EngineCoreOutput:
-    """Returns one output with the tokens of several of a request, in their order."""
-    if len(outputs) == 1:
-        return outputs[0]
-    return msgspec.structs.replace(
-        outputs[-1],
-        new_token_ids=[token for each in outputs for token in each.new_token_ids],
-        new_logprobs=_joined_logprobs([each.new_logprobs for each in outputs if each.new_logprobs is not None]),
-        routed_experts=_joined_arrays([each.routed_experts for each in outputs if each.routed_experts is not None]),
-        num_nans_in_logits=max(each.num_nans_in_logits for each in outputs),
-    )
+def asked_columns(request: Request) -> int | None:
+    """Returns how many log-probabilities of a position a request asked for, with the sampled token's; None: as many as come."""
+    sampling = request.sampling_params
+    if sampling is None or sampling.logprobs is None or sampling.logprobs < 0 or sampling.logprob_token_ids:
+        return None
+    return sampling.logprobs + 1
 
 
-def _joined_logprobs(parts: list[LogprobsLists]) -> LogprobsLists | None:
-    """A step has as many columns as any of its requests asked for; of a request that asked for fewer the others are ignored.
+@dataclass(slots=True)
+class Held:
+    """What is held back of a request."""
+
+    columns: int | None
+    """Of `asked_columns`."""
+    outputs: list[EngineCoreOutput] = field(default_factory=list)
+
+    def joined(self) -> EngineCoreOutput:
+        """Returns one output with the tokens of all, in their order."""
+        outputs = self.outputs
+        if len(outputs) == 1:
+            return outputs[0]
+        logprobs = [each.new_logprobs for each in outputs if each.new_logprobs is not None]
+        return msgspec.structs.replace(
+            outputs[-1],
+            new_token_ids=[token for each in outputs for token in each.new_token_ids],
+            new_logprobs=_joined_logprobs(logprobs, self.columns),
+            routed_experts=_joined_arrays([each.routed_experts for each in outputs if each.routed_experts is not None]),
+            num_nans_in_logits=max(each.num_nans_in_logits for each in outputs),
+        )
+
+
+def _joined_logprobs(parts: list[LogprobsLists], asked: int | None) -> LogprobsLists | None:
+    """A step has as many columns as any of its requests asked for, as a probe does; those beyond `asked` are left out.
 
     A step may also have fewer than were asked for, by a sampler of vLLM's first model runner that is not ours (`sampler`). What
     is missing of that step becomes minus infinity, and only of that step.
@@ -143,16 +167,17 @@ def _joined_logprobs(parts: list[LogprobsLists]) -> LogprobsLists | None:
     if not parts:
         return None
     columns = max(each.logprobs.shape[1] for each in parts)
+    columns = columns if asked is None else min(columns, asked)
     return LogprobsLists(
-        np.concatenate([_widened(each.logprob_token_ids, columns, 0) for each in parts]),
-        np.concatenate([_widened(each.logprobs, columns, -np.inf) for each in parts]),
+        np.concatenate([_of_width(each.logprob_token_ids, columns, 0) for each in parts]),
+        np.concatenate([_of_width(each.logprobs, columns, -np.inf) for each in parts]),
         np.concatenate([each.sampled_token_ranks for each in parts]),
     )
 
 
-def _widened(rows: np.ndarray, columns: int, value: float) -> np.ndarray:
+def _of_width(rows: np.ndarray, columns: int, value: float) -> np.ndarray:
     lack = columns - rows.shape[1]
-    return np.pad(rows, ((0, 0), (0, lack)), constant_values=value) if lack else rows
+    return np.pad(rows, ((0, 0), (0, lack)), constant_values=value) if lack > 0 else rows[:, :columns]
 
 
 def _joined_arrays(parts: list[np.ndarray]) -> np.ndarray | None:

@@ -162,6 +162,17 @@ def test_a_step_without_the_most_probable_tokens_takes_those_of_no_other_step() 
     assert joined.new_logprobs.logprobs[:, 1:].tolist() == [[0, -np.inf, -np.inf], [0, 1, 2]]
 
 
+def test_what_others_of_a_step_asked_for_is_left_out() -> None:
+    """A probe in the same step asks for more. Without it each later step would be widened to that one."""
+    steps = Steps(a=FINAL)
+    steps.step(output("a", 10, first=True))
+    steps.step(output("a", 11, columns=9))
+    steps.step(output("a", 12))
+    ((joined,),) = [sent.outputs for sent in steps.step(output("a", 13, last=True, columns=5)).values()]
+    assert joined.new_logprobs is not None
+    assert joined.new_logprobs.logprob_token_ids.tolist() == [[11, 3], [12, 3], [13, 3]]
+
+
 def test_an_answer_that_lacks_most_probable_tokens_is_none() -> None:
     whole, cut, unknown = FlatLogprobs(), FlatLogprobs(), FlatLogprobs()
     for found, places in (

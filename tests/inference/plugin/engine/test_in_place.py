@@ -167,3 +167,28 @@ def test_an_embedding_beside_an_output_layer_is_packed_no_more_and_the_proof_is_
     alone = WithVocabulary(False)
     keep_embeddings_once(alone)
     assert alone.embedding.cpu_linear is not nn.functional.linear, "it may be the output layer"
+
+
+def test_a_small_matrix_stays_as_it_is_and_is_loaded_and_proven_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.model_executor.layers import utils
+
+    from counterpoint.inference.plugin.cpu import small_matrices
+    from counterpoint.inference.plugin.engine.in_place import load_in_place, loads_in_place
+    from counterpoint.inference.plugin.worker_digest import held_weights
+
+    packed = Small(torch.float32)
+    load_in_place(packed, checkpoint(1, torch.float32))
+    monkeypatch.setattr(utils, "dispatch_cpu_unquantized_gemm", utils.dispatch_cpu_unquantized_gemm)  # puts it back
+    small_matrices.leave_small_matrices()
+    plain, half = Small(torch.float32), Small(torch.bfloat16)
+    assert loads_in_place(plain)
+    load_in_place(plain, checkpoint(1, torch.float32))
+    assert [layer.cpu_linear is nn.functional.linear for layer in (plain.up, half.up, packed.up)] == [
+        True,
+        False,
+        False,
+    ]
+    assert [*map(torch.equal, plain.computes(), packed.computes())] == [True] * 5
+    assert dict(held_weights(plain, torch.float32)) == dict(held_weights(packed, torch.float32))
+    monkeypatch.setattr(small_matrices, "LARGEST", 32 * 64 - 1)
+    assert Small(torch.float32).up.cpu_linear is not nn.functional.linear
