@@ -51,8 +51,10 @@ def register() -> None:
         end_as_the_model_does()
         share_a_thread()
         if current_platform.is_cpu():
+            from counterpoint.inference.plugin.cpu.norms import compute_norms_by_kernel
             from counterpoint.inference.plugin.cpu.small_matrices import leave_small_matrices
 
+            compute_norms_by_kernel()
             leave_small_matrices()
 
     from counterpoint.inference.plugin.program import resume_gc

@@ -50,6 +50,41 @@ class _TooLarge(Exception):
     """A head that came at once has too many bytes."""
 
 
+class _Answer:
+    """Takes the place of a cycle's transport: sends the head of an answer together with the first piece of its body.
+
+    uvicorn writes the two one after the other: each is a call of the kernel, and wakes a client that waits for the other. A
+    head whose body does not follow at once is sent alone in the loop's next turn.
+    """
+
+    def __init__(self, connection: BoundedConnection) -> None:
+        self._connection = connection
+        self._cycle = connection.cycle
+        self._head: bytes | None = None
+        self._has_begun = False
+
+    def write(self, data: bytes) -> None:
+        """Sends what a cycle writes: the head of its answer first, unless it asks for a body before."""
+        if self._cycle.response_started and not self._has_begun:
+            self._has_begun, self._head = True, data
+            self._connection.loop.call_soon(self._send_head)
+        elif (head := self._head) is not None:
+            self._head = None
+            self._connection.transport.writelines([head, data])
+        else:
+            self._connection.transport.write(data)
+
+    def close(self) -> None:
+        """Closes the connection, after what was written."""
+        self._send_head()
+        self._connection.transport.close()
+
+    def _send_head(self) -> None:
+        if (head := self._head) is not None and not self._connection.transport.is_closing():
+            self._head = None
+            self._connection.transport.write(head)
+
+
 class BoundedConnection(HttpToolsProtocol):
     """uvicorn's side of a connection, within bounds. Its requests' scopes name it, so that a route can take its socket."""
 
@@ -96,7 +131,10 @@ class BoundedConnection(HttpToolsProtocol):
             raise _TooLarge  # the parser stops
         self._unparsed = 0
         self._since = self.loop.time()
+        former = self.cycle
         super().on_headers_complete()
+        if self.cycle is not former:
+            self.cycle.transport = _Answer(self)  # type: ignore[assignment] # it has what a cycle calls
 
     def on_body(self, body: bytes) -> None:
         """Takes a piece of a body."""

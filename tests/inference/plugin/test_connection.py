@@ -18,23 +18,30 @@ from tests.support.polling import until
 CHUNKED = b"POST / HTTP/1.1\r\nHost: server\r\nTransfer-Encoding: chunked\r\n\r\n"
 SHORT = b"GET / HTTP/1.1\r\nHost: server\r\n\r\n"
 LONG = b"GET /long HTTP/1.1\r\nHost: server\r\n\r\n"
+EARLY = b"POST /early HTTP/1.1\r\nHost: server\r\nContent-Length: 1\r\n\r\n"
 LONG_BYTES = 4 << 20
 """Far more than the kernel takes of an answer here."""
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Answers a request with the length of its body, once it has come; `LONG` with as many bytes as it says."""
+    """Answers a request with the length of its body, once it has come; `LONG` with as many bytes as it says.
+
+    The head of `EARLY`'s answer comes before.
+    """
     if scope["path"] == "/long":
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % LONG_BYTES)]})
         await send({"type": "http.response.body", "body": b"x" * LONG_BYTES})
         return
+    if scope["path"] == "/early":
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
     length, more = 0, scope["type"] == "http"
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
             return
         length, more = length + len(message["body"]), message["more_body"]
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
+    if scope["path"] != "/early":
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
     await send({"type": "http.response.body", "body": b"%9d" % length})
 
 
@@ -195,4 +202,44 @@ async def test_a_client_that_takes_no_answer_is_closed(
         while server.server_state.connections:
             writer.write(trickle)
             await asyncio.sleep(0.01)
+    writer.close()
+
+
+class Counted:
+    """A transport that notes how many pieces each of its calls has."""
+
+    def __init__(self, transport: Any, calls: list[int]) -> None:
+        self._transport, self._calls = transport, calls
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        self.writelines([data])
+
+    def writelines(self, pieces: list[bytes]) -> None:
+        self._calls.append(len(pieces))
+        self._transport.writelines(pieces)
+
+
+async def test_head_and_body_are_sent_together_unless_the_body_is_late(
+    server: uvicorn.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    former = BoundedConnection.connection_made
+
+    def counted(self: BoundedConnection, transport: Any) -> None:
+        former(self, Counted(transport, calls))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(BoundedConnection, "connection_made", counted)
+    reader, writer = await connected(server)
+    writer.write(SHORT)
+    assert await answer(reader) == b"200 0"
+    assert calls == [2]
+    writer.write(EARLY)
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200"), "before the request has come whole"
+    assert calls == [2, 1]
+    writer.write(b"x")
+    assert await reader.readexactly(9) == b"        1"
+    assert calls == [2, 1, 1]
     writer.close()
