@@ -6,7 +6,8 @@ that trains in no time. It is compared with the same rollouts written with the `
 
 The p99 and the mean of its lag are compared. With 512 and 1,024 in flight its p99 varied from 50 to 209 ms in fifteen runs, as
 its callbacks happened to fall together; the mean varies less, so its bound is the closer one. Ours takes four seconds where the
-client takes half a minute, so one wait of the machine's decides its p99: the figures are those of the median of five rounds.
+client takes half a minute, so one wait of the machine's decides its p99: the figures are those of the median of five rounds, in
+full of three.
 
     python -m perf.bench.schedule [--quick | --full]
 """
@@ -49,10 +50,10 @@ DELAY_SECONDS = 0.05
 COMPLETION_TOKENS = 16
 GROUP_SIZE = 8
 STEPS = 16
-ROUNDS = 5
-"""Rounds of our scheduler."""
+ROUNDS, FULL_ROUNDS = 5, 3
+"""Rounds of our scheduler. In full each of them is long."""
 IDLE_SECONDS = 2.0
-FEWEST_TURNS = 1024
+THEIR_TURNS = 1024
 """The turns of the `openai` client: with fewer, one burst of its callbacks decides its lag."""
 
 
@@ -86,7 +87,7 @@ def measure(size: Size) -> list[Case]:
     in_flight = size.pick(512, 1024, 4096)
     with load_server(DELAY_SECONDS) as url, prompt_switching(), recorded_stalls() as stalls:
         idle = uvloop.run(_idle())
-        ours = [uvloop.run(_rollouts(url, in_flight)) for _ in range(size.pick(1, ROUNDS, ROUNDS))]
+        ours = [uvloop.run(_rollouts(url, in_flight)) for _ in range(size.pick(1, ROUNDS, FULL_ROUNDS))]
         theirs = uvloop.run(_with_openai(url, in_flight))
     case = _case(in_flight, idle.distribution(), ours, theirs)
     unstalled = _case(
@@ -156,10 +157,7 @@ async def measured(config: RunConfig, pool: Served) -> Measured:
 
 
 async def _with_openai(url: str, in_flight: int) -> Measured:
-    """Runs as many rollouts at once until each has done a turn, which connects, and then measures as many turns again.
-
-    It measures `FEWEST_TURNS` at least.
-    """
+    """Runs as many rollouts at once until each has done a turn, which connects, and then measures `THEIR_TURNS`."""
     # Without limits of its own for connections, the client would let a thousand requests through at a time.
     limits = type(openai.DEFAULT_CONNECTION_LIMITS)(max_connections=in_flight, max_keepalive_connections=in_flight)
     http_client = openai.DefaultAsyncHttpxClient(limits=limits)
@@ -183,7 +181,7 @@ async def _with_openai(url: str, in_flight: int) -> Measured:
             done += 1
             if done == in_flight:
                 connected.set()
-            if done >= in_flight + max(in_flight, FEWEST_TURNS):
+            if done >= in_flight + THEIR_TURNS:
                 enough.set()
 
     async with openai.AsyncOpenAI(
