@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 from counterpoint.environments.lifecycle import metrics_of
+from counterpoint.inference.per_tick_limiter import PerTickLimiter
 from counterpoint.orchestrator.decisions import Decision, DecisionLog
 from counterpoint.orchestrator.evaluation.evaluations import Evaluations
 from counterpoint.orchestrator.logging_setup import set_context
@@ -59,7 +60,7 @@ from counterpoint.orchestrator.step.boundary import StepBoundary
 from counterpoint.orchestrator.step.checkpoint import StepCheckpoint, identity_of, write_checkpoint
 from counterpoint.orchestrator.step.differences import DifferenceWatch, NothingLearnedError
 from counterpoint.orchestrator.step.discarded import REPORT_SECONDS, DiscardedRollouts, Report, is_counted, save
-from counterpoint.orchestrator.step.finalize import Finalizer, finalize_in_thread
+from counterpoint.orchestrator.step.finalize import Finalizer, finalize
 from counterpoint.orchestrator.step.patience import BatchPatience
 from counterpoint.orchestrator.step.phases import PhaseClock
 from counterpoint.orchestrator.step.records import recorded_line
@@ -198,6 +199,7 @@ class Dispatcher:
         self._draining = False
         self._boundary_task: asyncio.Task[None] | None = None
         """The step boundary in progress. Until it ends, the scheduler is a step ahead of the last commit."""
+        self._finalizing = PerTickLimiter(1)
         self._clock = PhaseClock()
         self._ahead = self._new_ahead()
         """The record of the next step, begun, or None if it is written as a whole."""
@@ -437,7 +439,8 @@ class Dispatcher:
                 if not (group.cancelled or self._draining):
                     raise
                 return  # The group was dropped, or starts again after a resume.
-        outcome = await finalize_in_thread(self._finalizer, group.rollouts, loaded.environment.group_scoring)
+        scored_as_one = loaded.environment.group_scoring
+        outcome = await finalize(self._finalizer, group.rollouts, scored_as_one, self._finalizing)
         enter(FIRST_STEP, beside=True)
         if not group.cancelled:
             group.is_finalized, group.rollouts = True, list(outcome.rollouts)

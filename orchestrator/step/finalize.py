@@ -1,4 +1,4 @@
-"""Finalizes a group after its last rollout's end: check, advantages, filters. One function, run in a worker thread.
+"""Finalizes a group after its last rollout's end: check, advantages, filters. In a thread or, if it is small, on the loop.
 
 It fails a rollout that cannot be trained on (arrays that disagree, a log-probability or reward that is not finite), with a
 reason for a person, before the rollout reaches a batch. The group's other rollouts and the run continue. The dispatcher reports
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from counterpoint.inference.per_tick_limiter import PerTickLimiter
 from counterpoint.orchestrator.credit.equal_rewards import differ
 from counterpoint.orchestrator.receipts.receipt import turn_hashes
 from counterpoint.orchestrator.rollouts.failures import NO_TURN, lasting_failure, lasting_failure_of_function
@@ -41,6 +42,12 @@ from counterpoint.transport.records import (
 
 _INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
 
+SMALL_TURNS, SMALL_TOKENS = 64, 1 << 14
+"""Most turns, and tokens of their prompts and completions, of a group that is finalized on the loop, in a millisecond or two."""
+_SMALL_VALUES, _SMALL_TEXT = 32, 4096
+"""Most values, and characters of one, that a rollout of such a group has in its state and its metrics."""
+_SMALLEST_INTEGER, _LARGEST_INTEGER = -(2**63), 2**63 - 1
+
 
 @dataclass(frozen=True, slots=True)
 class GroupOutcome:
@@ -58,7 +65,7 @@ class GroupOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Finalizer:
-    """Finalizes groups by one run's configuration. A call blocks, and rests after each rollout: make it in a thread."""
+    """Finalizes groups by one run's configuration. A call blocks, and in a thread it rests after each rollout."""
 
     advantage: Advantage
     filters: Sequence[FilterConfig]
@@ -110,6 +117,45 @@ def _without_alternatives(turn: Turn) -> Turn:
 def _without_routing(turn: Turn) -> Turn:
     """Returns the turn without routing. Its log-probabilities are copied: they are views of an answer that holds the routing."""
     return replace(turn, routed_experts=None, log_probabilities=turn.log_probabilities.copy())
+
+
+async def finalize(
+    finalizer: Finalizer, rollouts: Sequence[Rollout], group_scoring: bool, turns: PerTickLimiter
+) -> GroupOutcome:
+    """Finalizes a group, a small one on the loop in one of `turns`, any other in a thread.
+
+    A thread shares the GIL with the loop: to hand it over, many times, takes longer than to finalize a small group.
+    """
+    await turns.turn()
+    if finalizer.advantage.is_built_in and _is_small(rollouts):
+        return finalizer(rollouts, group_scoring)
+    return await finalize_in_thread(finalizer, rollouts, group_scoring)
+
+
+def _is_small(rollouts: Sequence[Rollout]) -> bool:
+    """Whether so little is known to be in a group, whatever its environment left, that it is finalized in no time."""
+    turns = [turn for rollout in rollouts for turn in rollout.turns[: SMALL_TURNS + 1]]
+    return (
+        len(turns) <= SMALL_TURNS
+        and all(turn.routed_experts is None and not turn.columns for turn in turns)
+        and sum(turn.prompt_ids.size + turn.completion_ids.size for turn in turns) <= SMALL_TOKENS
+        and all(_is_plain(rollout.state) and _is_plain(rollout.metrics) for rollout in rollouts)
+    )
+
+
+def _is_plain(values: object) -> bool:
+    """Whether an environment left a dictionary of a few numbers and short texts."""
+    return type(values) is dict and len(values) <= _SMALL_VALUES and all(map(_is_brief, values, values.values()))
+
+
+def _is_brief(name: object, value: object) -> bool:
+    if type(value) is str:
+        brief = len(value) <= _SMALL_TEXT
+    elif type(value) is int:
+        brief = _SMALLEST_INTEGER <= value <= _LARGEST_INTEGER
+    else:
+        brief = value is None or type(value) in (bool, float)
+    return brief and type(name) is str and len(name) <= _SMALL_TEXT
 
 
 async def finalize_in_thread(finalizer: Finalizer, rollouts: Sequence[Rollout], group_scoring: bool) -> GroupOutcome:

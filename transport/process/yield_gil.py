@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 import time
@@ -27,8 +28,11 @@ def yielding_gil(items: Iterable[Item]) -> Iterator[Item]:
     that rests half of its time leaves the loop three quarters. So this one rests for as long as it computed, if the main thread
     was busy for `BUSY_SHARE` of the remaining time, and for proportionally less if it was less busy: beside an idle loop it
     hardly rests. Time during which this thread only waited, for a disk or the GIL, counts as rest already. Choose items that
-    take about a millisecond.
+    take about a millisecond. A thread that runs a loop itself does not rest: that would block it.
     """
+    if _runs_loop():
+        yield from items
+        return
     began, began_own, began_main = time.perf_counter(), time.thread_time(), _main_thread_seconds()
     computed_before, owed = began_own, 0.0
     for item in items:
@@ -41,6 +45,14 @@ def yielding_gil(items: Iterable[Item]) -> Iterator[Item]:
         busy = _main_thread_seconds() - began_main
         owed += (computed - computed_before) * min(1.0, _busy_share(busy, remaining) / BUSY_SHARE)
         computed_before = computed
+
+
+def _runs_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _main_thread_seconds() -> float:

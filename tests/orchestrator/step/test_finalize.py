@@ -16,16 +16,24 @@ import numpy as np
 import orjson
 import pytest
 
-from counterpoint.orchestrator.rollouts.rollout_file import read_rollouts, write_rollouts
+from counterpoint.inference.per_tick_limiter import PerTickLimiter
+from counterpoint.orchestrator.rollouts.rollout_file import read_rollouts, saved_state, write_rollouts
 from counterpoint.orchestrator.scheduling.events import GroupFinalized
 from counterpoint.orchestrator.scheduling.giving_up import Lasting
 from counterpoint.orchestrator.scheduling.outcomes import DropReason
 from counterpoint.orchestrator.step.advantages import Advantage, AdvantageInputs, AdvantageOutputs, load_advantage
-from counterpoint.orchestrator.step.finalize import Finalizer, finalize_group, finalize_in_thread
+from counterpoint.orchestrator.step.finalize import (
+    SMALL_TOKENS,
+    SMALL_TURNS,
+    Finalizer,
+    finalize,
+    finalize_group,
+    finalize_in_thread,
+)
 from counterpoint.orchestrator.step.records import write_records
 from counterpoint.run.config import AdvantageConfig, ZeroAdvantageFilter
 from counterpoint.run.loop_health.threads import run_cpu_bound
-from counterpoint.transport.records import Alternatives, Rollout, Turn
+from counterpoint.transport.records import Alternatives, Rollout, SavedState, Turn
 from tests.support.rollouts import make_group, make_turn
 
 group_mean = load_advantage(AdvantageConfig())
@@ -381,3 +389,59 @@ async def test_an_operators_function_that_hangs_keeps_nobody_from_computing() ->
     finally:
         released.set()
     assert (await finalizing).event == GroupFinalized(5, kept=2, filtered=0, rewards=(1.0, 0.0))
+
+
+def _in_many_turns(group: list[Rollout]) -> None:
+    group[0].turns *= SMALL_TURNS + 1
+
+
+def _long(group: list[Rollout]) -> None:
+    group[0].turns[0] = replace(group[0].turns[0], prompt_ids=np.zeros(SMALL_TOKENS, dtype=np.int32))
+
+
+def _with_routing(group: list[Rollout]) -> None:
+    group[0].turns[0] = replace(group[0].turns[0], routed_experts=np.zeros((4, 1, 1), dtype=np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("change", "alone"),
+    [
+        (lambda group: group[0].state.update(answer="5", right=True, score=0.5, seed=7, none=None), False),
+        (_in_many_turns, True),
+        (_long, True),
+        (_with_routing, True),
+        (lambda group: group[1].state.update(messages=[]), True),
+        (lambda group: group[1].state.update(text="x" * 5000), True),
+        (lambda group: group[1].state.update(digits=10**30), True),
+        (lambda group: group[1].state.update({1: "a key"}), True),
+        (lambda group: group[1].metrics.update({str(number): 1.0 for number in range(33)}), True),
+        (lambda group: setattr(group[1], "state", None), True),
+    ],
+    ids=[
+        "small",
+        "turns",
+        "tokens",
+        "routing",
+        "nested",
+        "long text",
+        "long number",
+        "no name",
+        "many",
+        "no dictionary",
+    ],
+)
+async def test_only_a_small_group_is_finalized_on_the_loop(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[list[Rollout]], None], alone: bool
+) -> None:
+    at: list[int] = []
+
+    def noting(rollout: Rollout) -> SavedState:
+        at.append(threading.get_ident())
+        return saved_state(rollout)
+
+    monkeypatch.setattr("counterpoint.orchestrator.step.finalize.saved_state", noting)
+    group = make_group([1.0, 0.0])
+    change(group)
+    outcome = await finalize(Finalizer(group_mean, []), group, False, PerTickLimiter(1))
+    assert len(outcome.rollouts) == 2
+    assert (threading.get_ident() not in at) == alone

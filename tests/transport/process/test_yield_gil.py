@@ -76,6 +76,13 @@ def test_the_time_it_waited_is_no_reason_to_rest(monkeypatch: pytest.MonkeyPatch
     assert clocks.rests == []
 
 
+async def test_a_thread_that_runs_a_loop_does_not_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = Clocks(monkeypatch)
+    for _ in yielding_gil(range(3)):
+        clocks.take(0.002, waited=0.0, main_computed=0.0)
+    assert clocks.rests == []
+
+
 def test_a_rest_is_short_however_long_an_item_took(monkeypatch: pytest.MonkeyPatch) -> None:
     clocks = Clocks(monkeypatch)
     for _ in yielding_gil(range(3)):
