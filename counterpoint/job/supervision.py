@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +121,10 @@ class _Snapshot:
     def states(self) -> dict[str, State]:
         """Returns the state of each worker by its name."""
         return {worker.name: worker.state for worker in self.workers}
+
+    def without_status(self) -> _Snapshot:
+        """Returns the same without what the workers say that they are doing, which changes with each step."""
+        return _Snapshot(self.job, [replace(worker, status="") for worker in self.workers])
 
 
 class SupervisedJob:
@@ -281,7 +285,10 @@ class SupervisedJob:
         )
 
     async def _watch(self) -> None:
-        """Reports about twice a second. The heartbeats are the loop's: a file that takes long to read does not delay them."""
+        """Reports about twice a second, and at each change but of a status.
+
+        The heartbeats are the loop's: a file that takes long to read does not delay them.
+        """
         while True:
             look = asyncio.create_task(
                 asyncio.to_thread(self._job.observe, self._report, None), name="looking at the job"
@@ -299,9 +306,10 @@ class SupervisedJob:
         if self._telemetry is not None:
             self._telemetry.show(now.job, now.workers, job.heard, len(self.histories))
         if now != self._last:
+            if now.without_status() != self._last.without_status():
+                self._changed.set()
             self._last = now
             self._unseen.append(now)
-            self._changed.set()
 
     def _on_state_trouble(self, trouble: str) -> None:
         self._trouble = trouble

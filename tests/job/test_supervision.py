@@ -183,3 +183,21 @@ def test_a_run_that_has_committed_all_is_complete_whatever_its_metrics_say(
 
     monkeypatch.setattr(AttendedJob, "run", run_job)
     assert job.run(lambda workers, steps: None).code == 0
+
+
+def test_what_a_worker_says_it_is_doing_waits_for_the_next_look_and_its_state_does_not(
+    job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A status changes with each step: each would write the job's files, and wait for the disk."""
+    job = supervised(job_file)
+    views = job._job.views()
+    monkeypatch.setattr(AttendedJob, "views", lambda self: views)
+    job._on_change(job._job)
+    job._changed.clear()
+    views = [replace(view, status="step 3") for view in views]
+    job._on_change(job._job)
+    assert not job._changed.is_set()
+    assert job._unseen[-1].workers == views
+    views = [replace(view, state=State.READY) for view in views]
+    job._on_change(job._job)
+    assert job._changed.is_set()

@@ -10,7 +10,7 @@ import asyncio
 import os
 import uuid
 from argparse import Namespace
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -451,12 +451,18 @@ class CounterpointRoutes:
                 final = output
             return final
 
+        async def every(calls: Iterator[Coroutine[Any, Any, Any]]) -> list[Any]:
+            first, *others = calls
+            return (
+                list(await asyncio.gather(first, *others)) if others else [await first]
+            )  # one needs no task of its own
+
         @with_cancellation
         async def run(model: str, raw_request: Request) -> tuple[list[Any], Origin]:
             loads, adapters = self.updater.loads, self.updater.adapters
             if self.models.is_base_model(model):
                 first, shared = loads.now(None), self.updater.cache_salt
-                outputs = await asyncio.gather(*(generate(*prompt, None, shared) for prompt in prompts))
+                outputs = await every(generate(*prompt, None, shared) for prompt in prompts)
                 loads.witness(_labels(outputs), first)
                 return outputs, loads.origin(None, first)
             if model in self.models.lora_requests:
@@ -464,7 +470,7 @@ class CounterpointRoutes:
                     if used is not None:
                         adapter, first = used
                         shared = f"{model}@{first.number}"
-                        outputs = await asyncio.gather(*(generate(*prompt, adapter, shared) for prompt in prompts))
+                        outputs = await every(generate(*prompt, adapter, shared) for prompt in prompts)
                         return outputs, adapters.origin(model, first)
             raise Refusal(HTTPStatus.NOT_FOUND, f"model {model!r} is neither the base model nor a loaded adapter")
 
