@@ -171,7 +171,8 @@ class ServerMonitor:
         for name, holder in list(self.holders.items()):
             holder.carry_out(holder.held.checked(identity, turns.get(name, -1), now))
         rests = all(holder.held.settled and holder.held.serves_wanted for holder in self.holders.values())
-        self._at_rest = (identity, self._turns_of_names()) if rests else None
+        # With other turns now, the check began before what a name did meanwhile, and was not compared with it.
+        self._at_rest = (identity, dict(turns)) if rests and turns == self._turns_of_names() else None
 
     def _turns_of_names(self) -> dict[Name, int]:
         return {name: holder.held.turn for name, holder in self.holders.items()}

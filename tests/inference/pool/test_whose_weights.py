@@ -237,6 +237,17 @@ async def test_an_adapter_that_is_changed_on_a_server_is_loaded_again(change: st
         assert (turn.policy_version, turn.completion_ids.tolist()) == (5, [5, 5, 5])
 
 
+async def test_a_late_answer_to_a_health_check_does_not_count_as_one_of_what_was_loaded_meanwhile() -> None:
+    async with FakeServer() as server, started(pool_at(server)) as pool:
+        (monitor,) = pool._servers._monitors.values()
+        identity, turns = await monitor.client.identify(), monitor._turns_of_names()
+        await pool.update(weight_update(5, "a-model"))
+        monitor._checked(identity, turns)
+        del server.adapters["a-model"]  # so that it says what it said before
+        monitor.check_now()
+        await until(lambda: server.versions == [5, 5], "the second load")
+
+
 async def test_weights_that_change_while_a_request_runs_are_accepted_from_the_owner_and_from_nobody_else() -> None:
     async with FakeServer() as server, started(pool_at(server, max_retries=8)) as pool:
         await pool.update(weight_update(1))
