@@ -13,13 +13,15 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from counterpoint.environments.chat import Chat, Tool
 from counterpoint.environments.reward import Reward
 from counterpoint.environments.sampling import SamplingConfig, SamplingOverrides
 from counterpoint.transport.printable import shortened
 from counterpoint.transport.records import Rollout, Turn
+
+if TYPE_CHECKING:  # who only knows an error of this module needs neither jinja2 nor tokenizers
+    from counterpoint.environments.chat import Chat, Tool
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,10 @@ from counterpoint.service.records.store import RecordStore
 from counterpoint.service.records.structs import MAX_RECORD_BYTES, ModelRecord, SavedRecord, run_of
 from counterpoint.service.tinker.app import Endpoints
 from counterpoint.service.tinker.bodies import CreateSession, LoadWeights
-from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import answer
 from counterpoint.service.tinker.intake import MAX_BODY_BYTES, TOKENS, zstd
 from counterpoint.service.tinker.proto import MESSAGES
-from counterpoint.service.tinker.refusals import NoSuchThing
+from counterpoint.service.tinker.refusals import BadRequest, NoSuchThing
 from counterpoint.service.tinker.service import ATTENTION, FEED_FORWARD
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.http.listening import listening

@@ -16,8 +16,9 @@ from tinker.proto.request_conv import forward_backward_request_to_proto
 from tinker.proto.response_conv import deserialize_forward_backward_output, deserialize_sample_response
 
 from counterpoint.service.tinker import datums
-from counterpoint.service.tinker.datums import BadRequest, DatumBatch, contribution_of, output_of
+from counterpoint.service.tinker.datums import DatumBatch, contribution_of, output_of
 from counterpoint.service.tinker.proto import FLOAT32, INT64, LENGTH, MESSAGES
+from counterpoint.service.tinker.refusals import BadRequest
 from counterpoint.transport.messages import Answered
 from counterpoint.transport.validation import validate
 from tests.trainer.losses.traced import traced

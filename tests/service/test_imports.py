@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from counterpoint.service.tinker.datums import BadRequest
+from counterpoint.service.tinker.refusals import BadRequest
 from counterpoint.service.tinker.weights.imports import check_adapters, imported
 from counterpoint.transport.errors import UserError
 

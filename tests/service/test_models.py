@@ -21,10 +21,10 @@ from counterpoint.service.records.store import RecordStore
 from counterpoint.service.records.structs import LossRecord, ModelRecord, SavedRecord
 from counterpoint.service.tinker import models
 from counterpoint.service.tinker.context import ServiceContext
-from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import FutureResult, TooMany
 from counterpoint.service.tinker.models import ClientModel, Request
 from counterpoint.service.tinker.proto import MESSAGES
+from counterpoint.service.tinker.refusals import BadRequest
 from counterpoint.transport.messages import SECONDS, Answered, Ask
 from counterpoint.transport.room import Room
 from tests.support.polling import DEADLINE_SECONDS, until

@@ -35,7 +35,7 @@ from counterpoint.service.records.structs import (
 )
 from counterpoint.service.tinker import app
 from counterpoint.service.tinker.bodies import CreateSession
-from counterpoint.service.tinker.datums import BadRequest
+from counterpoint.service.tinker.refusals import BadRequest
 from counterpoint.service.tinker.service import ATTENTION, Service
 from counterpoint.service.tinker.weights import external, retention
 from counterpoint.transport.files.atomic import STABLE, remove_directory

@@ -23,8 +23,8 @@ from counterpoint.service.records.structs import SamplerRecord, SavedRecord
 from counterpoint.service.samplers import Metered
 from counterpoint.service.shared_calls import SharedCalls
 from counterpoint.service.tinker.bodies import CreateSession
-from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.models import NEWEST
+from counterpoint.service.tinker.refusals import BadRequest
 from counterpoint.service.tinker.samples.prompts import PromptPlaces, Targets, Tensor
 from counterpoint.service.tinker.samples.sampling import Chunk, Parameters, Prompt, SampleRequest, prompt_of
 from counterpoint.service.tinker.service import Service

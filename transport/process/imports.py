@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
-from threading import current_thread, main_thread
+from threading import RLock, current_thread, main_thread
 from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
@@ -136,6 +136,54 @@ class _AbsenceFinder:
         """Called by each import (`importlib.abc.MetaPathFinder`). Raises `ModuleNotFoundError` for one that is absent."""
         if self.hides(name):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+@contextmanager
+def late_packages(*names: str) -> Iterator[None]:
+    """Lets the block import modules of these packages without what the packages' own `__init__.py` import.
+
+    Such a file runs when something of the package is asked for that is no module of its, as without the block. A package that is
+    imported already stays.
+    """
+    finder = _LateFinder(frozenset(names))
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+class _LateFinder:
+    """Finds the packages that are to run late, for a loader that leaves them unrun."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Called by each import (`importlib.abc.MetaPathFinder`)."""
+        if name not in self._names or (spec := PathFinder.find_spec(name, path, target)) is None or spec.origin is None:
+            return None
+        spec.loader = _LateLoader(name, spec.origin)
+        return spec
+
+
+class _LateLoader(SourceFileLoader):
+    """Gives a package a `__getattr__` that runs it."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        running, has_run = RLock(), False
+
+        def run(name: str) -> Any:
+            nonlocal has_run
+            with running:
+                if not has_run:
+                    has_run = True
+                    super(_LateLoader, self).exec_module(module)
+            if name in module.__dict__:
+                return module.__dict__[name]
+            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}", name=name, obj=module)
+
+        module.__dict__["__getattr__"] = run
 
 
 _IMPORT_SYSTEM = {__name__, "importlib", "importlib.util", "importlib._bootstrap", "importlib._bootstrap_external"}

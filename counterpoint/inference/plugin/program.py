@@ -7,6 +7,7 @@ does, but
   again and again: a quarter of their time. `resume_gc` ends that;
 - where nothing is compiled, neither the compiler is imported nor what serves other purposes: a third of the rest (`UNUSED`);
 - it and its engine wake soon on a busy machine (`transport/process/priority.py`);
+- of openai, whose types vLLM's routes have, the client and the types of its other services are left out (`LATE`);
 - transformers searches less while it is imported (`transport/process/imports.py`);
 - the engine is forked where `VLLM_WORKER_MULTIPROC_METHOD` asks for it, also on a CPU, where vLLM would spawn a process that
   imports everything again.
@@ -28,6 +29,9 @@ UNUSED = ("torch._inductor.lowering", "scipy", "sklearn", "accelerate", "boto3",
 """What servers on a CPU do not need. vLLM imports the compiler's lowerings to change them. vLLM and transformers use scipy, if
 there is one, to resample sound for one model (Phi-4 multimodal), and in losses; accelerate to divide a model over devices, boto3
 to load one from S3, pandas for AMD's kernels."""
+
+LATE = ("openai", "openai.types")
+"""Packages of which single modules are imported. What the packages themselves import would be an eighth of a server's imports."""
 
 UNUSED_WITHOUT = {"opentelemetry": "otlp", "ray": "ray"}
 """What else none needs, unless an argument has this word: to send its own traces, and to have workers on a Ray cluster.
@@ -65,6 +69,7 @@ def quick_imports() -> AbstractContextManager[object]:
     from contextlib import ExitStack
 
     from counterpoint.transport.process.imports import (
+        late_packages,
         quick_import_of_transformers,
         quick_modules_of_frames,
         without_modules,
@@ -72,6 +77,7 @@ def quick_imports() -> AbstractContextManager[object]:
 
     block = ExitStack()
     block.enter_context(without_modules(*unused(), to=("vllm", "transformers")))
+    block.enter_context(late_packages(*LATE))
     block.enter_context(quick_import_of_transformers())
     block.enter_context(quick_modules_of_frames())
     return block

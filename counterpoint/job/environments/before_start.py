@@ -10,45 +10,21 @@ rewards do not tell a right answer from wrong ones, or an environment takes long
 
 from __future__ import annotations
 
-import asyncio
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from counterpoint.environments.base import EnvironmentContext, Example
-from counterpoint.environments.chat import Chat
 from counterpoint.environments.config import EnvironmentConfig
-from counterpoint.environments.lifecycle import started
-from counterpoint.environments.registry import load_here
-from counterpoint.environments.sampling import SamplingConfig
-from counterpoint.job.check import in_child, own_answer
+from counterpoint.job.check import in_child
 from counterpoint.job.config import JobConfig
-from counterpoint.job.configuration.layers import forget_environment
-from counterpoint.job.environments.rehearsal import answers_to, rehearse
-from counterpoint.orchestrator.credit.equal_rewards import differ
-from counterpoint.orchestrator.rollouts.failures import NO_TURN, kind_of
-from counterpoint.orchestrator.rollouts.play import sampling_parameters
-from counterpoint.run.config import RunConfig
 from counterpoint.transport.errors import UserError
-from counterpoint.transport.printable import printable, shortened
+from counterpoint.transport.printable import printable
 from counterpoint.transport.process.exit_codes import describe_exit
-from counterpoint.transport.records import Rollout
 
-PATIENCE_SECONDS = 20.0
-"""An environment that takes longer to start and to play is not rehearsed to its end."""
-
-_HOPELESS = frozenset(
-    {"ImportError", "ModuleNotFoundError", "NameError", "NoReward", "NotImplementedError", "StateError", NO_TURN}
-    | {"UnboundLocalError"}
-)
-"""Kinds of errors that no answer of a model changes. Others may be about the made-up answer, such as an `AttributeError` where a
-pattern does not match it."""
-
-_LONGEST = 80
+CHILD = "counterpoint.job.environments.rehearsing"
+"""The program of the child. It imports what plays and scores; this module does not, since every job's start imports it."""
 
 _WITH_ROWS = ("single-turn", "tools")
 """The built-in kinds with a rubric."""
@@ -62,49 +38,23 @@ def rehearse_runs(config: JobConfig, model: Path) -> None:
 
     `model` is the model's directory. Raises `UserError` for an environment of which nothing can succeed.
     """
-    runs = [run for run in config.every_run if any(_played(each) for each, _ in run.every_environment.values())]
+    runs = [run for run in config.every_run if any(played_of(each) for each, _ in run.every_environment.values())]
     if not runs:
         return
     given = b"\n".join(run.model_copy(update={"model": str(model)}).model_dump_json().encode() for run in runs)
-    code, said = in_child(["-m", __name__, str(config.inference.max_model_len)], given, {})
+    code, said = in_child(["-m", CHILD, str(config.inference.max_model_len)], given, {})
     if code != 0:  # a process that is killed, or that waits without end, shows nothing
         how = "did not end in time" if code is None else describe_exit(code)
-        return _say(f"environments were not rehearsed: the process that plays them {how}")
+        return say(f"environments were not rehearsed: the process that plays them {how}")
     found = orjson.loads(said)
     for text in found["odd"]:
-        _say(f"warning: {text}")
+        say(f"warning: {text}")
     if found["hopeless"]:
         raise UserError(found["hopeless"][0])
 
 
-def main() -> int:
-    """Runs the child: one run's configuration a line on standard input; `{"hopeless": [...], "odd": [...]}` on its output."""
-    context = int(sys.argv[1])
-    runs = [RunConfig.model_validate_json(line) for line in sys.stdin.buffer]
-    forget_environment()
-    found: dict[str, list[str]] = {"hopeless": [], "odd": []}
-    with own_answer() as answer:
-        for run in runs:
-            chat = Chat(run.model)
-            for config, sampling, is_whole in _different(run):
-                kind, text = _rehearsed(run, config, sampling, chat, context, is_whole)
-                if text:
-                    found[kind].append(f"{f'run {run.run_id!r}: ' if len(runs) > 1 else ''}{text}")
-        answer.write(orjson.dumps(found).decode())
-    return 0
-
-
-def _different(run: RunConfig) -> Iterator[tuple[EnvironmentConfig, SamplingConfig, bool]]:
-    """Yields each environment that is played once, however often training and evaluations name it, and whether it is whole."""
-    seen: list[tuple[str, object]] = []
-    for config, sampling in run.every_environment.values():
-        if (played := _played(config)) is not None and (config.kind, config.args) not in seen:
-            seen.append((config.kind, config.args))
-            yield played, sampling, played == config
-
-
-def _played(config: EnvironmentConfig) -> EnvironmentConfig | None:
-    """Returns the environment as it is played; None where no code of one's own decides."""
+def played_of(config: EnvironmentConfig) -> EnvironmentConfig | None:
+    """Returns the environment as it is played before a start; None where no code of one's own decides."""
     if ":" in config.kind:
         return config
     rubric, tools = config.args.get("rubric", []), config.args.get("tools", [])
@@ -116,57 +66,6 @@ def _played(config: EnvironmentConfig) -> EnvironmentConfig | None:
     return config.model_copy(update={"args": config.args | kept})
 
 
-def _rehearsed(
-    run: RunConfig, config: EnvironmentConfig, sampling: SamplingConfig, chat: Chat, context: int, is_whole: bool
-) -> tuple[str, str]:
-    """Returns the list that a sentence about the environment belongs to, and the sentence; an empty one if all is well."""
-    where = f"environment {config.name!r} ({config.kind})"
-    chat = chat.with_template_kwargs(sampling.chat_template_kwargs)
-    environment = load_here(config)
-
-    async def played() -> list[Rollout]:
-        async with asyncio.timeout(PATIENCE_SECONDS), started(environment, place):
-            parameters = sampling_parameters(sampling, chat)
-            return await rehearse(config, environment, parameters, chat, context, _say, [*run.opponents])
-
-    with tempfile.TemporaryDirectory(prefix="counterpoint-") as directory:
-        place = EnvironmentContext(
-            config.name, Path(directory), Path(run.model), seed=0, own_process=config.workers > 0
-        )
-        try:
-            return _verdict(where, asyncio.run(played()), environment.example(0), is_whole)
-        except TimeoutError:
-            return "odd", f"{where} was not rehearsed: it does not start and play within {PATIENCE_SECONDS:g} s"
-        except ValueError as error:  # of its start, which may need what runs only beside the job
-            return "odd", f"{where} was not rehearsed: {error}"
-
-
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Prints a line on standard error."""
     sys.stderr.write(f"{printable(text)}\n")
-
-
-def _verdict(where: str, played: list[Rollout], example: Example, is_whole: bool) -> tuple[str, str]:
-    failed = [rollout.error for rollout in played if rollout.error is not None]
-    if failed:
-        hopeless = len(failed) == len(played) and all(map(_is_hopeless, failed))
-        words = f"{where}: with made-up answers in the model's place {len(failed)} of {len(played)} rollouts failed: {failed[-1]}"
-        return "hopeless" if hopeless else "odd", words
-    rewards = [rollout.reward for rollout in played if rollout.reward is not None]
-    right, *wrong = answers_to(example)
-    if is_whole and example.answer and len(rewards) == 1 + len(wrong) and not differ(rewards):
-        shown, others = shortened(right, _LONGEST), " and ".join(map(repr, wrong))
-        return "odd", (
-            f"{where}: the first example's own answer {shown!r} has the reward {rewards[0]:g}, as {others} have. That is right "
-            "only where an answer takes more than that text: nothing is learned from groups with equal rewards "
-            "(`counterpoint env check` plays a model)"
-        )
-    return "odd", ""
-
-
-def _is_hopeless(error: str) -> bool:
-    """Whether no answer of a model changes the error, which a function in a process of its own may have raised."""
-    return not _HOPELESS.isdisjoint((kind_of(error), kind_of(error.partition(" raised ")[2])))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -23,7 +23,6 @@ from counterpoint.inference.base import InferenceError
 from counterpoint.service.keys import digest
 from counterpoint.service.records.structs import ModelRecord, Number, Position, SavedRecord, SessionRecord
 from counterpoint.service.tinker.bodies import CreateLoss, CreateModel, CreateSampler, CreateSession, LoadWeights
-from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.dialects import Dialects
 from counterpoint.service.tinker.futures import TooMany
 from counterpoint.service.tinker.intake import NAMES, RECORDS, RESULTS, TOKENS, Bound, claimed
@@ -37,7 +36,7 @@ from counterpoint.service.tinker.listing import (
     training_run,
     usage_events,
 )
-from counterpoint.service.tinker.refusals import Gone, NoSuchThing, NotServed, OverQuota, TooLarge
+from counterpoint.service.tinker.refusals import BadRequest, Gone, NoSuchThing, NotServed, OverQuota, TooLarge
 from counterpoint.service.tinker.samples.sampling import SampleRequest
 from counterpoint.service.tinker.sequence import TooEarly
 from counterpoint.service.tinker.service import ATTENTION, FEED_FORWARD, NO_UNEMBEDDING, Service

@@ -10,7 +10,7 @@ from counterpoint.service.config import ServiceConfig
 from counterpoint.service.records.store import RecordStore
 from counterpoint.service.samplers import Samplers
 from counterpoint.service.tasks import Tasks
-from counterpoint.service.tinker.datums import BadRequest
+from counterpoint.service.tinker.refusals import BadRequest
 from counterpoint.service.tinker.replay import Replays
 from counterpoint.service.tinker.results import FutureResults
 from counterpoint.service.tinker.sessions import ClientSessions

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from counterpoint.run.items import Given, Objective
 from counterpoint.run.loss_graph import read_graph
 from counterpoint.service.tinker.proto import FLOAT32, INT32, INT64, MESSAGES
+from counterpoint.service.tinker.refusals import BadRequest
 from counterpoint.transport.messages import Answered
 from counterpoint.transport.records import LOG_PROBABILITY_ROUNDING, Batch, Float32Array, SampleInfo
 
@@ -64,10 +65,6 @@ MOST_NAMED = 16
 
 MOST_SPARSE = 2**25
 """Numbers of all sparse inputs of a request, zeros included: a few bytes could stand for any number of these."""
-
-
-class BadRequest(ValueError):
-    """A request that cannot be carried out. The message is for its client."""
 
 
 @dataclass(frozen=True, slots=True)

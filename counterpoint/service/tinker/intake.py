@@ -20,10 +20,10 @@ from aiohttp import web
 
 from counterpoint.environments.gateway.json_body import count_values
 from counterpoint.service.tinker import futures
-from counterpoint.service.tinker.datums import BadRequest, tokens_of
+from counterpoint.service.tinker.datums import tokens_of
 from counterpoint.service.tinker.futures import TooMany
 from counterpoint.service.tinker.proto import MESSAGES, check_fields
-from counterpoint.service.tinker.refusals import TooLarge
+from counterpoint.service.tinker.refusals import BadRequest, TooLarge
 from counterpoint.transport.room import Room
 from counterpoint.transport.typed import met
 

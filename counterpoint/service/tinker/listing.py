@@ -16,7 +16,7 @@ from counterpoint.service.config import PriceConfig
 from counterpoint.service.keys import owner_name
 from counterpoint.service.records.ledger import Used, owner_of, project_of
 from counterpoint.service.records.structs import ModelRecord, SavedRecord, SessionRecord
-from counterpoint.service.tinker.datums import BadRequest
+from counterpoint.service.tinker.refusals import BadRequest
 
 _TYPES = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
 

@@ -30,9 +30,10 @@ from counterpoint.service.records.structs import ModelRecord, Number, Position, 
 from counterpoint.service.runs import DrivenRun, ItemFailed, RunFailed, RunLost, checked
 from counterpoint.service.tasks import Tasks
 from counterpoint.service.tinker.context import ServiceContext
-from counterpoint.service.tinker.datums import CUSTOM, BadRequest, contribution_of, output_of, tokens_of
+from counterpoint.service.tinker.datums import CUSTOM, contribution_of, output_of, tokens_of
 from counterpoint.service.tinker.futures import FutureResult, TooMany, answer, failure
 from counterpoint.service.tinker.proto import INT32, MESSAGES
+from counterpoint.service.tinker.refusals import BadRequest
 from counterpoint.service.tinker.sequence import Sequence
 from counterpoint.service.tinker.sessions import session_of
 from counterpoint.service.tinker.weights.external import check_recipients

@@ -1,8 +1,10 @@
-"""Reasons to refuse a client's request, beside errors in it (`datums.BadRequest`)."""
+"""Reasons to refuse a client's request."""
 
 from __future__ import annotations
 
-from counterpoint.service.tinker.datums import BadRequest
+
+class BadRequest(ValueError):
+    """A request that cannot be carried out. The message is for its client."""
 
 
 class NoSuchThing(LookupError):

@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from counterpoint.service.config import ServiceConfig
-from counterpoint.service.tinker.datums import BadRequest, DatumBatch
+from counterpoint.service.tinker.datums import DatumBatch
+from counterpoint.service.tinker.refusals import BadRequest
 from counterpoint.service.tinker.sessions import session_of
 from counterpoint.transport.records import Batch, Int32Array, RoutingArray, Turn
 

@@ -11,9 +11,8 @@ from counterpoint.inference.base import InferenceError
 from counterpoint.service.config import ServiceConfig
 from counterpoint.service.runs import RunLost
 from counterpoint.service.tasks import Tasks
-from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import FutureResult, Futures, failure
-from counterpoint.service.tinker.refusals import Gone, NoSuchThing
+from counterpoint.service.tinker.refusals import BadRequest, Gone, NoSuchThing
 
 logger = logging.getLogger(__name__)
 

@@ -34,11 +34,10 @@ from counterpoint.service.tinker.bodies import (
     OptimizerRequest,
 )
 from counterpoint.service.tinker.context import ServiceContext
-from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import FutureResult, answer
 from counterpoint.service.tinker.intake import Intake
 from counterpoint.service.tinker.models import SAVES, ClientModel, Request
-from counterpoint.service.tinker.refusals import NoSuchThing, NotServed, OverQuota
+from counterpoint.service.tinker.refusals import BadRequest, NoSuchThing, NotServed, OverQuota
 from counterpoint.service.tinker.samples.samplers import ClientSamplers
 from counterpoint.service.tinker.sessions import session_of
 from counterpoint.service.tinker.tenants import check_project

@@ -12,9 +12,8 @@ from counterpoint.service.config import PriceConfig, QuotaConfig, TinkerConfig
 from counterpoint.service.keys import owner_name
 from counterpoint.service.records.ledger import Ledger, Used
 from counterpoint.service.records.structs import ModelRecord
-from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import TooMany
-from counterpoint.service.tinker.refusals import OverQuota
+from counterpoint.service.tinker.refusals import BadRequest, OverQuota
 from counterpoint.transport.config import IDENTIFIER_PATTERN
 
 SMALL_BYTES = 4096

@@ -14,7 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from counterpoint.transport.process.imports import quick_modules_of_frames, with_room, without_gc, without_modules
+from counterpoint.transport.process.imports import (
+    late_packages,
+    quick_modules_of_frames,
+    with_room,
+    without_gc,
+    without_modules,
+)
 
 
 def test_the_collector_rests_during_the_block_and_leaves_out_what_was_made() -> None:
@@ -61,6 +67,35 @@ def test_modules_are_absent_during_the_block_only(tmp_path: Path, monkeypatch: p
     assert importlib.import_module("can_do_without").has_it
     for name in ("imported_later", "can_do_without", "can_do_without.later"):
         del sys.modules[name]
+
+
+def test_a_late_package_runs_when_something_of_its_own_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "late_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("from .heavy import number as number\n__version__ = '1'\n")
+    (package / "heavy.py").write_text("from . import light\nnumber = light.number\n")
+    (package / "light.py").write_text("number = 5\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    names = ["late_package", "late_package.light", "late_package.heavy"]
+    with late_packages("late_package", "json"):
+        from late_package.light import number  # type: ignore[import-not-found]
+
+        assert number == 5
+        assert importlib.import_module("json") is json, "it was imported already"
+    assert [name in sys.modules for name in names] == [True, True, False]
+    try:
+        from late_package import __version__, light  # type: ignore[import-not-found]
+
+        assert (__version__, light.number) == ("1", 5)
+        assert all(name in sys.modules for name in names)
+        assert sys.modules["late_package"].number == 5
+        with pytest.raises(ImportError, match="cannot import name 'missing'"):
+            from late_package import missing  # noqa: F401
+    finally:
+        for name in names:
+            sys.modules.pop(name, None)
 
 
 def faults_of_calls(depth: int) -> int:

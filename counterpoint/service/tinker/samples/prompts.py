@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from counterpoint.inference.base import SamplingParameters
 from counterpoint.service.samplers import Metered
-from counterpoint.service.tinker.datums import MOST_TARGETS, BadRequest
+from counterpoint.service.tinker.datums import MOST_TARGETS
 from counterpoint.service.tinker.proto import FLOAT32, INT32, MESSAGES
+from counterpoint.service.tinker.refusals import BadRequest
 from counterpoint.transport.records import Alternatives, Float32Array, Int32Array, Int64Array, Turn
 
 Score = Callable[[Int32Array, Int32Array | None], Coroutine[Any, Any, Float32Array]]

@@ -12,10 +12,9 @@ from counterpoint.service.records.structs import SamplerRecord, encoded
 from counterpoint.service.samplers import Metered
 from counterpoint.service.tinker.bodies import CreateSampler
 from counterpoint.service.tinker.context import ServiceContext
-from counterpoint.service.tinker.datums import BadRequest
 from counterpoint.service.tinker.futures import FutureResult, failure
 from counterpoint.service.tinker.models import NEWEST, ClientModel
-from counterpoint.service.tinker.refusals import Gone, NoSuchThing
+from counterpoint.service.tinker.refusals import BadRequest, Gone, NoSuchThing
 from counterpoint.service.tinker.samples.sampling import MOST_SAMPLES, SampleRequest, most_used, sample
 from counterpoint.service.tinker.sessions import session_of
 from counterpoint.transport.records import Float32Array, Int32Array

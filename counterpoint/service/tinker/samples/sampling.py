@@ -19,8 +19,9 @@ from pydantic import ValidationError
 from counterpoint.inference.base import SamplingParameters
 from counterpoint.service.records.structs import SamplerRecord
 from counterpoint.service.samplers import Metered, affinity
-from counterpoint.service.tinker.datums import MOST_TARGETS, BadRequest
+from counterpoint.service.tinker.datums import MOST_TARGETS
 from counterpoint.service.tinker.proto import LENGTH, MESSAGES, STOP
+from counterpoint.service.tinker.refusals import BadRequest
 from counterpoint.service.tinker.samples.prompts import MOST_CALLS, PromptPlaces, Score, Targets, Tensor, drawn
 from counterpoint.transport.records import MOST_ALTERNATIVES, Alternatives, Float32Array, Int32Array, Turn
 

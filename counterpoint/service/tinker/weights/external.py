@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 
 import pyrage
 
-from counterpoint.service.tinker.datums import BadRequest
+from counterpoint.service.tinker.refusals import BadRequest
 
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 

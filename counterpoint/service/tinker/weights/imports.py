@@ -9,7 +9,7 @@ import msgspec
 
 from counterpoint.run.adapter_description import read_description, require_one_scale
 from counterpoint.service.records.structs import ModelRecord
-from counterpoint.service.tinker.datums import BadRequest
+from counterpoint.service.tinker.refusals import BadRequest
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.typed import met
 

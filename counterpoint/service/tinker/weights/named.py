@@ -8,8 +8,7 @@ from pathlib import Path
 
 from counterpoint.service.records.store import RecordStore
 from counterpoint.service.records.structs import ModelRecord, SavedRecord
-from counterpoint.service.tinker.datums import BadRequest
-from counterpoint.service.tinker.refusals import NoSuchThing
+from counterpoint.service.tinker.refusals import BadRequest, NoSuchThing
 from counterpoint.service.tinker.sessions import session_of
 
 LONGEST_TTL = 10 * 366 * 86_400
