@@ -74,6 +74,10 @@ class _Answer:
         else:
             self._connection.transport.write(data)
 
+    def is_closing(self) -> bool:
+        """Whether the connection is closed, or about to be."""
+        return self._connection.transport.is_closing()
+
     def close(self) -> None:
         """Closes the connection, after what was written."""
         self._send_head()

@@ -243,3 +243,21 @@ async def test_head_and_body_are_sent_together_unless_the_body_is_late(
     assert await reader.readexactly(9) == b"        1"
     assert calls == [2, 1, 1]
     writer.close()
+
+
+async def test_a_client_that_waits_for_a_100_is_told_to_send_its_body(server: uvicorn.Server) -> None:
+    reader, writer = await connected(server)
+    for _ in range(2):
+        writer.write(b"POST / HTTP/1.1\r\nHost: server\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n")
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"abc")
+        assert await answer(reader) == b"200 3"
+    writer.close()
+
+
+async def test_an_answer_without_a_body_is_sent_before_the_next_one(server: uvicorn.Server) -> None:
+    reader, writer = await connected(server)
+    writer.write(SHORT.replace(b"GET", b"HEAD") + SHORT)
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+    assert await answer(reader) == b"200 0"
+    writer.close()
