@@ -58,6 +58,8 @@ FIRST_STEP = "first step"
 API_SERVER, ENGINE = "API server", "engine"
 """The parts of a server."""
 
+_imported = time.time()
+
 _entered: tuple[int, set[str]] = (0, set())
 """A process, this one or the one that it was forked from, and the phases that it has entered."""
 
@@ -80,7 +82,10 @@ def enter(phase: str, part: str = "", *, beside: bool = False) -> None:
         return
     given = Path(path), f"{name} {part}".strip(), [Note.now(phase)]
     if beside:
-        threading.Thread(target=append, args=given, name="noting a phase of the start", daemon=True).start()
+        with suppress(
+            RuntimeError
+        ):  # a machine that has no room for a thread: only who looks at the start misses the note
+            threading.Thread(target=append, args=given, name="noting a phase of the start", daemon=True).start()
     else:
         append(*given)
 
@@ -103,8 +108,11 @@ def append(file: Path, process: str, notes: Iterable[Note], *, anew: bool = Fals
 
 
 def process_began() -> float:
-    """Returns when this process began, in Unix seconds, to a hundredth."""
-    with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
-        ticks = int(file.read().rpartition(")")[2].split()[19])
+    """Returns when this process began, in Unix seconds, to a hundredth; outside Linux, when it imported this module."""
+    try:
+        with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])
+    except OSError:
+        return _imported
     boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     return boot + ticks / os.sysconf("SC_CLK_TCK")

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -61,6 +62,22 @@ def test_nothing_is_noted_outside_of_a_job_or_where_it_cannot_be(file: Path, mon
     monkeypatch.delenv(start_phases.VARIABLE)
     enter("first update")
     assert not file.exists()
+
+
+def test_a_machine_without_proc_or_room_for_a_thread_goes_on(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise FileNotFoundError("/proc/self/stat")
+
+    def refuse(_: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(start_phases, "open", fail, raising=False)
+    enter("checks")
+    (line,) = noted(file)
+    assert 0 < line["began"] <= line["at"]
+    monkeypatch.setattr(Thread, "start", refuse)
+    enter("first step", beside=True)
+    assert noted(file) == [line]
 
 
 def test_a_file_begins_anew_and_does_not_grow_beyond_its_limit(file: Path) -> None:
