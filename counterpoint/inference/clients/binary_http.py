@@ -1,10 +1,10 @@
-"""HTTP/1.1 for model calls: one server's keep-alive connections, which read large answers into their final memory.
+"""HTTP/1.1 for our own routes: one server's keep-alive connections, which read large answers into their final memory.
 
-A general client copies a body three times before its caller has it and takes a hundred microseconds of Python a request
-(`docs/performance.md`). This one supports the exchange of our binary route only: POST, answered by a status, a
+A general client copies a body three times before its caller has it and takes hundreds of microseconds of Python a request
+(`docs/performance.md`). This one supports the exchange of our own routes only: GET or POST, answered by a status, a
 `Content-Length` and that many bytes. Anything else is a failure of the server; sizes are checked before memory is allocated.
-Bytes that arrive with the head, as a small answer does whole, are copied twice. Administration and stock servers use aiohttp
-(`http_sessions`).
+Bytes that arrive with the head, as a small answer does whole, are copied twice. Stock servers and vLLM's own routes are asked by
+aiohttp (`http_sessions`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from counterpoint.inference.base import InferenceError, ServerFailure, ServerUnreachable
-from counterpoint.inference.clients.failures import ERROR_BYTES, failure_of
+from counterpoint.inference.clients.failures import ERROR_BYTES, NOTHING_LISTENS, failure_of
 from counterpoint.inference.clients.lost_peers import notice_loss
 from counterpoint.inference.clients.memory import LARGE_BYTES, LargeMemory
 from counterpoint.inference.per_tick_limiter import PerTickLimiter
@@ -116,9 +116,17 @@ class BinaryHttpClient:
         Raises `ServerUnreachable`, `RequestRefused` or `ServerFailure`, and `InferenceError` if this machine has no descriptor
         for a connection or no memory for the body. Cancelling closes the connection, which ends the request at the server.
         """
-        head = f"{self._beginning(path, content_type)}Content-Length: {len(body)}\r\n\r\n"
+        head = f"{self._beginning('POST', path, content_type)}Content-Length: {len(body)}\r\n\r\n"
+        return await self._asked(path, head.encode("latin-1") + body)
+
+    async def get(self, path: str, further_headers: Mapping[str, str]) -> bytes | memoryview:
+        """Does as `post`, without a body."""
+        lines = "".join([f"{name}: {value}\r\n" for name, value in further_headers.items()])
+        return await self._asked(path, f"{self._beginning('GET', path, '')}{lines}\r\n".encode("latin-1"))
+
+    async def _asked(self, path: str, request: bytes) -> bytes | memoryview:
         try:
-            status, answer = await self._ask(head.encode("latin-1") + body)
+            status, answer = await self._ask(request)
         except OSError as error:
             raise ServerUnreachable(f"{self.url}{path}: {str(error) or type(error).__name__}") from error
         except _Malformed as error:
@@ -129,13 +137,14 @@ class BinaryHttpClient:
             raise failure_of(self.url + path, status, bytes(answer))
         return answer
 
-    def _beginning(self, path: str, content_type: str) -> str:
+    def _beginning(self, method: str, path: str, content_type: str) -> str:
         headers = self._headers()
         if headers is not self._sent_headers:
             self._sent_headers, self._beginnings = headers, {}
         if (found := self._beginnings.get((path, content_type))) is None:
-            lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-            found = f"POST {self._path}{path} HTTP/1.1\r\n{self._host_line}{lines}Content-Type: {content_type}\r\n"
+            own = {**headers, "Content-Type": content_type} if content_type else headers
+            lines = "".join([f"{name}: {value}\r\n" for name, value in own.items()])
+            found = f"{method} {self._path}{path} HTTP/1.1\r\n{self._host_line}{lines}"
             self._beginnings[path, content_type] = found
         return found
 
@@ -196,7 +205,7 @@ class BinaryHttpClient:
             reason = str(error) or f"no connection within {self._connect_timeout_seconds:g} s"
             if error.errno in (errno.EMFILE, errno.ENFILE):  # not a failure of the server
                 raise InferenceError(f"no descriptor is left for a connection to {self.url}: {reason}") from error
-            raise ServerUnreachable(f"{self.url}: {reason}") from error
+            raise ConnectionError(NOTHING_LISTENS if isinstance(error, ConnectionRefusedError) else reason) from error
         self._open.add(connection)
         return connection
 

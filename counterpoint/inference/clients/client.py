@@ -142,6 +142,7 @@ class BinaryClient:
         self.reasons = False
         self._connections = connections
         self._http = connections.binary_client(url)
+        self._admin = connections.binary_client(url)
         self._sender = connections.weight_sender(url)
         self._secret = connections.secret if proves else None
         self._proven = ""
@@ -251,6 +252,7 @@ class BinaryClient:
     def close(self) -> None:
         """See `ServerClient`."""
         self._connections.forget(self._http)
+        self._connections.forget(self._admin)
 
     async def _administer(
         self,
@@ -259,8 +261,12 @@ class BinaryClient:
         headers: Mapping[str, str] | None = None,
         on_accepted: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
-        body = None if fields is None else dumps(fields)
         url = self.url + path
+        if fields is None:
+            return as_object(await self._admin.get(path, headers or {}), url)
+        body = dumps(fields)
+        if on_accepted is None:
+            return as_object(await self._admin.post(path, body, "application/json"), url)
         return as_object(await call(self._connections.admin, url, body, headers, on_accepted), url)
 
 

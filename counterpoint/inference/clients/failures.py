@@ -28,6 +28,10 @@ RETRYABLE = frozenset(
 and 401 while its token is replaced."""
 
 
+NOTHING_LISTENS = "nothing listens there (connection refused)"
+"""Why a server that still starts, or is gone, does not answer."""
+
+
 def failure_of(url: str, status: int, body: bytes) -> RequestRefused | ServerFailure:
     """Returns the exception for a `status` other than 200, from up to `ERROR_BYTES` of its body."""
     message = f"{url} answered {status}: {_reason(body)}"

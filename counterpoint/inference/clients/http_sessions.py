@@ -1,8 +1,8 @@
 """HTTP to inference servers: one session for model calls, another for administration, and one reading of failures.
 
 The two are separate so that a health check or an update never queues behind a thousand completions. Settings: no limit on
-connections (the pool bounds requests), long keep-alive, an explicit connect deadline, a large read buffer. Model calls by
-the binary route use a `BinaryHttpClient` of each server instead.
+connections (the pool bounds requests), long keep-alive, an explicit connect deadline, a large read buffer. Our own routes are
+asked by two `BinaryHttpClient`s of each server instead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 from counterpoint.inference import identity
 from counterpoint.inference.base import ServerFailure, ServerUnreachable
 from counterpoint.inference.clients.binary_http import BinaryHttpClient, TickLimits
-from counterpoint.inference.clients.failures import ERROR_BYTES, failure_of
+from counterpoint.inference.clients.failures import ERROR_BYTES, NOTHING_LISTENS, failure_of
 from counterpoint.inference.clients.lost_peers import notice_loss
 from counterpoint.inference.clients.weight_sender import WeightSender
 from counterpoint.inference.config import PoolConfig
@@ -38,9 +38,6 @@ logger = logging.getLogger(__name__)
 
 KEEPALIVE_SECONDS = 600.0
 READ_BUFFER_BYTES = 1 << 20
-
-NOTHING_LISTENS = "nothing listens there (connection refused)"
-"""Why a server that still starts, or is gone, does not answer."""
 
 MAX_SENDERS = 256
 """Servers that weights are sent to at once, each by a thread that mostly waits."""

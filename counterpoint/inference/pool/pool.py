@@ -32,7 +32,7 @@ from counterpoint.inference.base import (
     WeightsNotSeen,
     WeightUpdate,
 )
-from counterpoint.inference.clients.http_sessions import NOTHING_LISTENS
+from counterpoint.inference.clients.failures import NOTHING_LISTENS
 from counterpoint.inference.loads import LoadClaim, Stated
 from counterpoint.inference.model_facts import UNBOUNDED, AnswerBounds
 from counterpoint.inference.pool import calls
