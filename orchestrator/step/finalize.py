@@ -42,10 +42,11 @@ from counterpoint.transport.records import (
 
 _INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
 
-SMALL_TURNS, SMALL_TOKENS = 64, 1 << 14
-"""Most turns, and tokens of their prompts and completions, of a group that is finalized on the loop, in a millisecond or two."""
-_SMALL_VALUES, _SMALL_TEXT = 32, 4096
-"""Most values, and characters of one, that a rollout of such a group has in its state and its metrics."""
+SMALL_ROLLOUTS, SMALL_TURNS, SMALL_TOKENS, SMALL_TEXT = 32, 64, 1 << 14, 1 << 16
+"""Most rollouts, turns, tokens of their prompts and completions, and characters of their states and metrics, of a group that is
+finalized on the loop, in a few milliseconds."""
+_SMALL_VALUES = 32
+"""Most values that a rollout of such a group has in its state, and in its metrics."""
 _SMALLEST_INTEGER, _LARGEST_INTEGER = -(2**63), 2**63 - 1
 
 
@@ -134,28 +135,31 @@ async def finalize(
 
 def _is_small(rollouts: Sequence[Rollout]) -> bool:
     """Whether so little is known to be in a group, whatever its environment left, that it is finalized in no time."""
+    if len(rollouts) > SMALL_ROLLOUTS:
+        return False
     turns = [turn for rollout in rollouts for turn in rollout.turns[: SMALL_TURNS + 1]]
     return (
         len(turns) <= SMALL_TURNS
         and all(turn.routed_experts is None and not turn.columns for turn in turns)
         and sum(turn.prompt_ids.size + turn.completion_ids.size for turn in turns) <= SMALL_TOKENS
-        and all(_is_plain(rollout.state) and _is_plain(rollout.metrics) for rollout in rollouts)
+        and sum(_characters(rollout.state) + _characters(rollout.metrics) for rollout in rollouts) <= SMALL_TEXT
     )
 
 
-def _is_plain(values: object) -> bool:
-    """Whether an environment left a dictionary of a few numbers and short texts."""
-    return type(values) is dict and len(values) <= _SMALL_VALUES and all(map(_is_brief, values, values.values()))
+def _characters(values: object) -> float:
+    """Returns those of the names and texts in a dictionary of a few numbers and texts; infinite for any other value."""
+    if type(values) is not dict or len(values) > _SMALL_VALUES:
+        return math.inf
+    values = values.copy()  # a thread that the environment has left behind may change it meanwhile
+    if not all(type(name) is str for name in values) or not all(map(_is_plain, values.values())):
+        return math.inf
+    return sum(map(len, values)) + sum(len(value) for value in values.values() if type(value) is str)
 
 
-def _is_brief(name: object, value: object) -> bool:
-    if type(value) is str:
-        brief = len(value) <= _SMALL_TEXT
-    elif type(value) is int:
-        brief = _SMALLEST_INTEGER <= value <= _LARGEST_INTEGER
-    else:
-        brief = value is None or type(value) in (bool, float)
-    return brief and type(name) is str and len(name) <= _SMALL_TEXT
+def _is_plain(value: object) -> bool:
+    if type(value) is int:
+        return _SMALLEST_INTEGER <= value <= _LARGEST_INTEGER
+    return value is None or type(value) in (bool, float, str)
 
 
 async def finalize_in_thread(finalizer: Finalizer, rollouts: Sequence[Rollout], group_scoring: bool) -> GroupOutcome:

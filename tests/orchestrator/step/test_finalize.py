@@ -21,8 +21,11 @@ from counterpoint.orchestrator.rollouts.rollout_file import read_rollouts, saved
 from counterpoint.orchestrator.scheduling.events import GroupFinalized
 from counterpoint.orchestrator.scheduling.giving_up import Lasting
 from counterpoint.orchestrator.scheduling.outcomes import DropReason
+from counterpoint.orchestrator.step import finalize as finalize_module
 from counterpoint.orchestrator.step.advantages import Advantage, AdvantageInputs, AdvantageOutputs, load_advantage
 from counterpoint.orchestrator.step.finalize import (
+    SMALL_ROLLOUTS,
+    SMALL_TEXT,
     SMALL_TOKENS,
     SMALL_TURNS,
     Finalizer,
@@ -410,8 +413,10 @@ def _with_routing(group: list[Rollout]) -> None:
         (_in_many_turns, True),
         (_long, True),
         (_with_routing, True),
+        (lambda group: group.extend(replace(group[0], turns=[]) for _ in range(SMALL_ROLLOUTS)), True),
         (lambda group: group[1].state.update(messages=[]), True),
-        (lambda group: group[1].state.update(text="x" * 5000), True),
+        (lambda group: group[1].state.update(text="x" * SMALL_TEXT), True),
+        (lambda group: [each.metrics.update({"x" * (SMALL_TEXT // 2 + 1): 1.0}) for each in group], True),
         (lambda group: group[1].state.update(digits=10**30), True),
         (lambda group: group[1].state.update({1: "a key"}), True),
         (lambda group: group[1].metrics.update({str(number): 1.0 for number in range(33)}), True),
@@ -422,8 +427,10 @@ def _with_routing(group: list[Rollout]) -> None:
         "turns",
         "tokens",
         "routing",
+        "rollouts",
         "nested",
         "long text",
+        "long texts",
         "long number",
         "no name",
         "many",
@@ -443,5 +450,19 @@ async def test_only_a_small_group_is_finalized_on_the_loop(
     group = make_group([1.0, 0.0])
     change(group)
     outcome = await finalize(Finalizer(group_mean, []), group, False, PerTickLimiter(1))
-    assert len(outcome.rollouts) == 2
+    assert len(outcome.rollouts) == len(group)
     assert (threading.get_ident() not in at) == alone
+
+
+async def test_a_state_that_changes_while_it_is_looked_at_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = make_group([1.0, 0.0])
+    group[0].state.update(a=1, b=2)
+    former = finalize_module._is_plain
+
+    def meddling(value: object) -> bool:
+        group[0].state[f"left-behind-{len(group[0].state)}"] = 1  # as a thread of the environment
+        return former(value)
+
+    monkeypatch.setattr(finalize_module, "_is_plain", meddling)
+    outcome = await finalize(Finalizer(group_mean, []), group, False, PerTickLimiter(1))
+    assert outcome.event.kept == 2
