@@ -91,8 +91,8 @@ def array_over(dtype: np.dtype[Any], shape: Sequence[int], data: Buffer, name: s
     return array if array.flags.aligned else array.copy()
 
 
-def pack_arrays(header: Mapping[str, Any], arrays: Mapping[str, AnyArray]) -> list[Buffer]:
-    """Packs a small header and named arrays into one frame, as a list of buffers to be written one after the other.
+def pack_arrays(header: Mapping[str, Any], arrays: Mapping[str, AnyArray]) -> list[bytes | memoryview]:
+    """Packs a small header and named arrays into one frame, as a list of bytes to be written one after the other.
 
     Layout: 4 bytes magic, uint32 little-endian length of the msgpack that follows, `[header, {name: specification}]`, then
     the arrays in that order, each beginning at a multiple of 8. Arrays are referenced, not copied, unless they are not
@@ -107,7 +107,7 @@ def pack_arrays(header: Mapping[str, Any], arrays: Mapping[str, AnyArray]) -> li
         raise ValueError(
             f"a header of {len(packed)} bytes; at most {_MAX_PACKED_HEADER_BYTES} travel, bulk goes into arrays"
         )
-    buffers: list[Buffer] = [_MAGIC + struct.pack("<I", len(packed)) + packed + _padding(8 + len(packed))]
+    buffers: list[bytes | memoryview] = [_MAGIC + struct.pack("<I", len(packed)) + packed + _padding(8 + len(packed))]
     for array in arrays.values():
         buffers.append(as_bytes_view(np.ascontiguousarray(array)))
         if padding := _padding(array.nbytes):

@@ -24,7 +24,7 @@ import orjson
 
 from counterpoint.transport.arrays import AnyArray, pack_arrays, unpack_arrays
 from counterpoint.transport.exact_json import loads
-from counterpoint.transport.files.atomic import Buffer, as_bytes_view, write_buffers
+from counterpoint.transport.files.atomic import write_buffers
 from counterpoint.transport.json_values import encode_values
 from counterpoint.transport.process.yield_gil import yielding_gil
 from counterpoint.transport.records import (
@@ -81,7 +81,7 @@ def read_rollouts(path: Path) -> list[Rollout]:
         raise ValueError(f"{path}: {error}") from error
 
 
-def rollout_buffers(rollout: Rollout) -> list[Buffer]:
+def rollout_buffers(rollout: Rollout) -> list[bytes | memoryview]:
     """Returns one rollout's bytes, arrays by reference."""
     buffers = framed(*_rollout_frame(rollout))
     for turn in rollout.turns:
@@ -238,10 +238,10 @@ _TYPES: dict[type, dict[str, Any]] = {
 """The declared types of fields, without those of the elements of arrays, lists and dictionaries."""
 
 
-def framed(header: dict[str, Any], arrays: dict[str, AnyArray]) -> list[Buffer]:
+def framed(header: dict[str, Any], arrays: dict[str, AnyArray]) -> list[bytes | memoryview]:
     """Returns one frame after its length."""
     buffers = pack_arrays(header, arrays)
-    return [_LENGTH.pack(sum(as_bytes_view(buffer).nbytes for buffer in buffers)), *buffers]
+    return [_LENGTH.pack(sum(map(len, buffers))), *buffers]
 
 
 def frames(data: memoryview) -> Iterator[tuple[dict[str, Any], dict[str, AnyArray]]]:

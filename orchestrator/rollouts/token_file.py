@@ -22,7 +22,6 @@ import numpy as np
 from counterpoint.orchestrator.rollouts.rollout_file import framed
 from counterpoint.orchestrator.rollouts.transcripts import TurnText
 from counterpoint.transport.arrays import AnyArray, unpack_arrays
-from counterpoint.transport.files.atomic import as_bytes_view
 from counterpoint.transport.files.untrusted import open_regular
 from counterpoint.transport.records import Float32Array, Int32Array, Rollout, Turn, UInt8Array
 
@@ -36,6 +35,7 @@ MAX_ROLLOUTS = 1_000_000
 
 _LENGTH = struct.Struct("<Q")
 _NOTHING = (0, 0, 0)
+_DTYPES: tuple[type[np.generic], ...] = (np.int32, np.float32, np.uint8)
 
 
 class TokenFileError(ValueError):
@@ -73,22 +73,27 @@ def write_tokens(file: BinaryIO, rollout: Rollout, texts: Sequence[TurnText]) ->
     kept: list[tuple[int, int, int]] = []
     parts: tuple[list[AnyArray], ...] = ([], [], [])
     for turn, text in zip(rollout.turns, texts, strict=True):
-        columns = _columns(turn)
-        kept.append(_NOTHING if columns is None else (*text.kept, len(turn.completion_ids)))
+        if (columns := _columns(turn)) is None:
+            kept.append(_NOTHING)
+            continue
         first, last = text.kept
-        for part, column in zip(parts, columns or (), strict=False):
+        kept.append((first, last, len(turn.completion_ids)))
+        for part, column in zip(parts, columns, strict=True):
             part.append(column[:first])
-            part.append(column[len(column) - last :])
-    dtypes = (np.int32, np.float32, np.uint8)
-    ids, values, untrained = (
-        np.concatenate([*part, np.zeros(0, dtype)]).astype(dtype, copy=False)
-        for part, dtype in zip(parts, dtypes, strict=True)
-    )
+            if last:
+                part.append(column[len(column) - last :])
+    ids, values, untrained = map(_joined, parts, _DTYPES)
     arrays: dict[str, AnyArray] = {"kept": np.array(kept, np.int32).reshape(-1, 3), "token_ids": ids}
     arrays |= {"log_probabilities": values, "untrained": untrained}
-    frame = b"".join(map(as_bytes_view, framed({"rollout_id": rollout.rollout_id}, arrays)))
+    frame = b"".join(framed({"rollout_id": rollout.rollout_id}, arrays))
     file.write(frame)
     return hashlib.sha256(frame).digest()
+
+
+def _joined(part: Sequence[AnyArray], dtype: type[np.generic]) -> AnyArray:
+    if len(part) == 1:
+        return part[0].astype(dtype, copy=False)
+    return np.concatenate(part).astype(dtype, copy=False) if part else np.zeros(0, dtype)
 
 
 def _columns(turn: Turn) -> tuple[AnyArray, AnyArray, AnyArray] | None:

@@ -79,7 +79,7 @@ def serve(requests: int, answers: int) -> None:
         _send(answers, [buffer for sample in samples for buffer in _sample_buffers(sample)])
 
 
-def _sample_buffers(sample: Sample) -> list[Buffer]:
+def _sample_buffers(sample: Sample) -> list[bytes | memoryview]:
     header = {
         "rollout_id": sample.rollout_id,
         "environment": sample.environment,
@@ -100,7 +100,7 @@ def _sample(header: dict[str, Any], arrays: dict[str, AnyArray]) -> Sample:
     return Sample(**header, routed_experts=routed_experts, columns=arrays)
 
 
-def _send(descriptor: int, buffers: list[Buffer]) -> None:
+def _send(descriptor: int, buffers: Sequence[Buffer]) -> None:
     write_buffers(descriptor, [_LENGTH.pack(sum(as_bytes_view(buffer).nbytes for buffer in buffers)), *buffers])
 
 

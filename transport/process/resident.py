@@ -14,7 +14,10 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 def resident_bytes(pid: int | None = None) -> int:
     """Returns the present resident bytes of this process, or of another. Raises `OSError` without `/proc`, or if it has ended."""
-    return int(Path(f"/proc/{pid or 'self'}/statm").read_text(encoding="ascii").split()[1]) * _PAGE_BYTES
+    with open(
+        f"/proc/{pid or 'self'}/statm", "rb", buffering=0
+    ) as file:  # a path, ten times a second, takes thrice as long
+        return int(file.read().split()[1]) * _PAGE_BYTES
 
 
 def available_bytes() -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def test_a_turn_of_an_older_file_has_temperature_1() -> None:
     assert read.turns[0].temperature == 1.0
 
 
-def _bytes(buffers: list[Buffer]) -> memoryview:
+def _bytes(buffers: Sequence[Buffer]) -> memoryview:
     return memoryview(b"".join(as_bytes_view(buffer) for buffer in buffers))
 
 

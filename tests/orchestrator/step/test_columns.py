@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -180,7 +181,7 @@ def assert_fault(rollout: Rollout, message: str) -> None:
         raise ValueError(find_fault(rollout))
 
 
-def read_frames(buffers: list[Buffer]) -> list[tuple[dict[str, object], dict[str, np.ndarray]]]:
+def read_frames(buffers: Sequence[Buffer]) -> list[tuple[dict[str, object], dict[str, np.ndarray]]]:
     return list(frames(memoryview(b"".join(as_bytes_view(buffer) for buffer in buffers))))
 
 
