@@ -47,6 +47,10 @@ WRITING_POLL_SECONDS = 0.05
 DISCOVERY_SECONDS, PROMPT_DISCOVERY_SECONDS = 1.0, 0.1
 """The times between two discoveries: when nothing is known to have changed, and after a `HELLO` or `BYE`."""
 
+DISCOVERY_SHARE, LONGEST_PAUSE_SECONDS = 0.1, 5.0
+"""The share of its time that the loop spends on discoveries without news, at which a thousand runs take long, unless the times
+between them became longer than these seconds."""
+
 EVICTED = 3
 """Exit code, equal to the orchestrator's, so that a job's does not depend on which of them ends first."""
 
@@ -81,7 +85,7 @@ class Trainer:
         """The shells of the runs without an orchestrator."""
         self._entrance = Entrance(shared, self._shell)
         self._status = StatusLine()
-        self._discovered = 0.0
+        self._discovered = self._discovery_seconds = 0.0
         self._reported = self._kept_alive = time.monotonic()
         if config.resume:
             checkpoint.set_aside_deleted(config.output_dir)
@@ -160,7 +164,8 @@ class Trainer:
 
     def _discovery_due(self) -> float:
         prompt = self.shared.slots_change or self.shared.sessions.has_news
-        return self._discovered + (PROMPT_DISCOVERY_SECONDS if prompt else DISCOVERY_SECONDS)
+        longer = min(self._discovery_seconds / DISCOVERY_SHARE, LONGEST_PAUSE_SECONDS)
+        return self._discovered + (PROMPT_DISCOVERY_SECONDS if prompt else max(DISCOVERY_SECONDS, longer))
 
     def _discover_if_due(self) -> None:
         now = time.monotonic()
@@ -172,6 +177,7 @@ class Trainer:
             self._shell(run).poll(run)
         self.shared.sessions.answer()
         self._discovered = time.monotonic()
+        self._discovery_seconds = self._discovered - now
 
     def _on_durable(self, run_id: str) -> None:
         """Acknowledges what a new checkpoint makes durable, and answers who waited for it, unless its run has left."""
@@ -231,6 +237,8 @@ class Trainer:
                 if is_fatal(error) or not isinstance(error, shell.faults):
                     raise
                 shell.fail(run, item, error)
+        for shell in (self._orchestrated, *self._shells.values()):
+            shell.conclude()
 
     def _finish(self, shell: StepsShell | AskedShell, run: Run, item: Item) -> None:
         """Ends a pass over the samples of an item; the last is the shell's."""

@@ -12,7 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from counterpoint.inference.base import Probe
 from counterpoint.trainer.model.load import load_model
-from counterpoint.trainer.probe import Answers, ask, check_base, write_probe
+from counterpoint.trainer.probe import Answers, ask, ask_together, check_base, write_probe
+from tests.trainer.many_runs import Bench
 
 
 @pytest.mark.parametrize(("dtype", "known"), [("float32", True), ("bfloat16", False)])
@@ -82,6 +83,24 @@ def test_another_base_is_far_from_the_published_answers(
     check_base(tmp_path, answers)
     assert (said or "") in caplog.text
     assert bool(caplog.records) == (said is not None)
+
+
+@pytest.mark.parametrize(("kind", "row_tokens"), [("dense", 10_000), ("dense", 300), ("moe", 10_000)])
+def test_adapters_answer_together_as_they_do_alone(kind: str, row_tokens: int, request: pytest.FixtureRequest) -> None:
+    """In one pass, or in two of two adapters at most; and one whose numbers are not finite harms no other."""
+    bench = Bench(request.getfixturevalue(f"{kind}_directory"))
+    for slot in range(3):
+        bench.admit(slot, rank=4)
+        for parameter in bench.parameters(slot).values():
+            torch.nn.init.normal_(parameter, mean=torch.nan if slot == 1 else 0.0, std=0.1)
+    alone = [ask(bench.model, slot) for slot in range(3)]
+    for slot, found in enumerate(ask_together(bench.model, range(3), row_tokens)):
+        assert found.chosen == alone[slot].chosen
+        torch.testing.assert_close(found.tokens_CT, alone[slot].tokens_CT)
+        torch.testing.assert_close(found.values_CP, alone[slot].values_CP, atol=1e-4, rtol=1e-4, equal_nan=True)
+        torch.testing.assert_close(found.rounding_P, alone[slot].rounding_P, atol=1e-3, rtol=1e-2, equal_nan=True)
+        assert bool(found.values_CP.isfinite().all()) == (slot != 1)
+    assert (alone[0].values_CP - alone[2].values_CP).abs().max() > 0.01
 
 
 @pytest.mark.slow

@@ -60,6 +60,9 @@ class AskedShell:
         if not item.answer.done():
             item.answer.set_result(found)
 
+    def conclude(self) -> None:
+        """Does nothing: each item is concluded when it is finished."""
+
     def fail(self, run: Run, item: Item, error: Exception) -> None:
         """Answers with the error."""
         contributes = item.batch is not None and not (item.objective and item.objective.forward_only)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Collection
 
 from counterpoint.run.trained import TrainedRun
-from counterpoint.trainer.broadcast import Broadcaster
+from counterpoint.trainer.broadcast import Assembled, Broadcaster
 from counterpoint.trainer.faults import is_fatal
 from counterpoint.trainer.lora.adapter_file import keep_start
 from counterpoint.trainer.probe import ask, check_base
@@ -46,9 +46,12 @@ class Entrance:
             return
         enter("publishes the first weights")
         self._shared.learner.synchronize()
-        for run in self._shared.registry.at(RunStage.ADMITTED):
+        admitted = self._shared.registry.at(RunStage.ADMITTED)
+        fit = [run for run in admitted if run.failure is None and self._shell_of(run).publishes_first(run)]
+        probed = self._shared.probe(fit)
+        for run in admitted:
             if run.failure is None:
-                self._admit(run)
+                self._admit(run, probed.get(run.slot))
             else:
                 self._refuse(run, run.failure)
         enter("waits for the first batch")
@@ -66,7 +69,7 @@ class Entrance:
         if run.failure is None:
             self._shared.requests.start(run)
 
-    def _admit(self, run: Run) -> None:
+    def _admit(self, run: Run, assembled: Assembled | None) -> None:
         shared, step, steps = self._shared, run.progress.step, run.config.last_step
         config, shell = shared.config, self._shell_of(run)
         shared.broadcasters[run.slot] = Broadcaster(
@@ -76,7 +79,7 @@ class Entrance:
         shared.metrics.truncate(run.run_id, step)
         shared.mismatches.begin(run.run_id, step, shared.metrics.newest(run.run_id, "mismatch_kl", COMPARED_STEPS))
         try:
-            self._check_base(run, shell)
+            self._check_base(run, shell, assembled)
         except ValueError as error:
             self._refuse(run, str(error))
             return
@@ -84,7 +87,7 @@ class Entrance:
             shared.evict(run, str(error))
             return
         self._keep_start(run)  # first: once version 0 is there, batches are generated that must be trained from it
-        if shell.publishes_first(run) and not shared.publish(run, anew=True):
+        if shell.publishes_first(run) and not shared.publish(run, anew=True, assembled=assembled):
             return
         run.durable_step = shared.checkpoints.durable_step(run)
         shared.orders[run.slot] = shell.order(run)
@@ -94,7 +97,7 @@ class Entrance:
         else:
             logger.info("run %s is ready for step %d of %s", run.run_id, step + 1, steps)
 
-    def _check_base(self, run: Run, shell: StepsShell | AskedShell) -> None:
+    def _check_base(self, run: Run, shell: StepsShell | AskedShell, assembled: Assembled | None) -> None:
         """Checks that this model can be the one over which the run's adapter was trained so far.
 
         Raises `ValueError` if it is another, and `AdapterProbeFailed` if the adapter's answers cannot be had.
@@ -108,8 +111,8 @@ class Entrance:
         if adapter is None:
             return
         try:
-            assembled, loaded = learner.assemble(run.slot), learner.loaded
-            answers = assembled.answers if assembled else ask(loaded.model, run.slot)
+            assembled = assembled or learner.assemble(run.slot)
+            answers = assembled.answers if assembled else ask(learner.loaded.model, run.slot)
         except Exception as error:
             if is_fatal(error):
                 raise

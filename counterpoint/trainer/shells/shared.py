@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 
 from safetensors import SafetensorError
 
-from counterpoint.trainer.broadcast import Broadcaster
+from counterpoint.trainer.broadcast import Assembled, Broadcaster
 from counterpoint.trainer.fair_share import FairShare, Row
 from counterpoint.trainer.faults import is_fatal
 from counterpoint.trainer.learner import Learner
 from counterpoint.trainer.metrics import MetricsFile
-from counterpoint.trainer.probe import BrokenWeights
+from counterpoint.trainer.probe import BrokenWeights, ask_together
 from counterpoint.trainer.runs.checkpoints import Checkpoints
 from counterpoint.trainer.runs.requested import RunRequests
 from counterpoint.trainer.runs.run import Run
@@ -102,11 +102,34 @@ class Shared:
         self.sessions.send_away(run.run_id, reason)
         self.slots_change = True
 
-    def publish(self, run: Run, anew: bool = False) -> bool:
-        """Publishes the weights; returns False if it failed, and the run leaves. `anew` first removes later versions."""
+    def probe(self, runs: Sequence[Run]) -> dict[int, Assembled]:
+        """Has the adapters of several runs answer the probe together, for `publish`; returns what there is by slot.
+
+        That is nothing of a divided model, whose ranks answer together, of a single run, and if the model raises an error:
+        `publish` then asks each run by itself, and an error is of that run.
+        """
+        learner = self.learner
+        if self.config.divided or len(runs) < 2:
+            return {}
+        slots = [run.slot for run in runs]
+        try:
+            with learner.kept_alive():
+                answers = ask_together(learner.loaded.model, slots, self.config.row_tokens)
+        except Exception as error:
+            if is_fatal(error):
+                raise
+            logger.debug("%d runs are asked one by one: %s", len(runs), error)
+            return {}
+        return {slot: Assembled({}, {}, each) for slot, each in zip(slots, answers, strict=True)}
+
+    def publish(self, run: Run, anew: bool = False, assembled: Assembled | None = None) -> bool:
+        """Publishes the weights; returns False if it failed, and the run leaves. `anew` first removes later versions.
+
+        `assembled` is the run's, of `probe`.
+        """
         broadcaster, learner = self.broadcasters[run.slot], self.learner
         try:
-            assembled = learner.assemble(run.slot)
+            assembled = assembled or learner.assemble(run.slot)
             with learner.kept_alive():
                 if anew:
                     self.requests.note_published(run)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import math
 import time
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from counterpoint.run.changes import JournalError
 from counterpoint.run.items import UpdateValues
+from counterpoint.trainer.broadcast import Assembled
 from counterpoint.trainer.metrics import MetricValue
 from counterpoint.trainer.packer import InvalidBatch
 from counterpoint.trainer.runs.copies import CopyRefused, accepted
@@ -24,6 +25,16 @@ from counterpoint.trainer.work.sources import Data, Item
 from counterpoint.transport.records import Batch
 
 logger = logging.getLogger(__name__)
+
+
+class _Updated(NamedTuple):
+    """A run whose step is not concluded yet."""
+
+    run: Run
+    metrics: dict[str, MetricValue]
+    times: StepTimes
+    closed: float
+    """The time of the update, on the monotonic clock."""
 
 
 class StepsShell:
@@ -38,6 +49,7 @@ class StepsShell:
     def __init__(self, shared: Shared, data: Data | None = None) -> None:
         self._shared = shared
         self._data = data
+        self._updated: list[_Updated] = []
 
     @property
     def publishes_updates(self) -> bool:
@@ -78,13 +90,22 @@ class StepsShell:
             raise CopyRefused("another run's state takes its place")
         shared.drop_contributions(run.slot)
         copy = shared.learner.copy_step(run.slot, number)
-        self._conclude(run, {"copied/run": copy.source, "copied/step": copy.source_step}, durable=True)
+        metrics: dict[str, MetricValue] = {"copied/run": copy.source, "copied/step": copy.source_step}
+        self._conclude(run, metrics, None, time.monotonic(), durable=True)
         return None
 
     def finish(self, run: Run, item: Item, values: UpdateValues, spent: float) -> None:
-        """Updates the run with these values, and does what follows. Raises one of `faults`."""
+        """Updates the run with these values; `conclude` follows. Raises one of `faults`."""
         times = self._shared.learner.times(run.slot)
-        self._conclude(run, self._shared.learner.finish_step(run.slot, values), times)
+        metrics = self._shared.learner.finish_step(run.slot, values)
+        self._updated.append(_Updated(run, metrics, times, time.monotonic()))
+
+    def conclude(self) -> None:
+        """Does what follows the updates since the last call: the runs that end a step with one row are probed together."""
+        updated, self._updated = self._updated, []
+        probed = {} if self._data is not None else self._shared.probe([each.run for each in updated])
+        for each in updated:
+            self._conclude(*each, assembled=probed.get(each.run.slot))
 
     def fail(self, run: Run, item: Item, error: Exception) -> None:
         """Ends the run, of which an item has failed."""
@@ -105,25 +126,31 @@ class StepsShell:
             self._data.on_saved()
 
     def _conclude(
-        self, run: Run, metrics: dict[str, MetricValue], times: StepTimes | None = None, durable: bool = False
+        self,
+        run: Run,
+        metrics: dict[str, MetricValue],
+        times: StepTimes | None,
+        closed: float,
+        assembled: Assembled | None = None,
+        durable: bool = False,
     ) -> None:
         """Publishes and reports what a step has made of the run, and begins its checkpoint if it is due, or `durable`."""
         shared = self._shared
-        started, order = time.monotonic(), shared.orders[run.slot]
+        order = shared.orders[run.slot]
         metrics["phase/wait"] = order.waited
-        order.end(started)
+        order.end(closed)
         run.progress.batch = run.wire.batch
-        if self._data is None and not shared.publish(run):
+        if self._data is None and not shared.publish(run, assembled=assembled):
             return
         shared.sessions.published(run)
         published = time.monotonic()
-        metrics["phase/broadcast"] = published - started
+        metrics["phase/broadcast"] = published - closed
         self._report(run, metrics)
         if durable or run.finished or run.config.training.has_checkpoint(run.progress.step):
             self.begin_checkpoint(run)
             if shared.registry.taking(run.run_id) is None:  # its weights could not be published
                 return
-        shared.telemetry.end_step(run, times, order.waited, started, published)
+        shared.telemetry.end_step(run, times, order.waited, closed, published)
         shared.registry.advance(run.slot, time.monotonic())
 
     def _report(self, run: Run, metrics: dict[str, MetricValue]) -> None:
