@@ -1,6 +1,6 @@
-"""Writes the checkpoints of a trainer's runs (`checkpoint.py`) in one thread, while training goes on; on rank 0.
+"""Writes the checkpoints of a trainer's runs (`checkpoint.py`) in a few threads, while training goes on; on rank 0.
 
-`begin` copies a run's state at its step into memory, which is all that training waits for. The thread writes, flushes and
+`begin` copies a run's state at its step into memory, which is all that training waits for. A thread writes, flushes and
 publishes it, while another one flushes the broadcast of that step; a divided one once the slices of the other ranks are on the
 disk (`counterpoint/trainer/runs/slices.py`). `settle`, which the trainer's loop calls in every pass, asks for these, and notes
 what has been published since: only then does a step count as durable. Each run has one checkpoint on its way at most, so the
@@ -37,6 +37,10 @@ ASKING_SECONDS = 0.02
 """The time between two questions to the other ranks while nothing but their slices is waited for."""
 
 
+WRITERS = 4
+"""Checkpoints that are written at once: of many small ones the disk's journal is then waited for less often than for each."""
+
+
 @dataclass(slots=True)
 class _Writing:
     step: int
@@ -68,8 +72,9 @@ class Checkpoints:
         self._on_durable = on_durable
         self._spans = spans
         self._writing: dict[str, _Writing] = {}
-        """The checkpoints in the order in which they were begun, and are written."""
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
+        """The checkpoints in the order in which they were begun."""
+        self._writers = ThreadPoolExecutor(WRITERS, thread_name_prefix="checkpoints")
+        self._beside = ThreadPoolExecutor(WRITERS, thread_name_prefix="broadcasts")
 
     @property
     def busy(self) -> bool:
@@ -115,17 +120,17 @@ class Checkpoints:
         if published and run.progress.step not in published_steps(broadcasts):
             return False
         snapshot = checkpoint.take(run)
-        written = self._thread.submit(self._write, snapshot)
+        written = self._writers.submit(self._write, snapshot)
         self._writing[run.run_id] = _Writing(snapshot.step, written, time.monotonic(), snapshot.others)
         return True
 
     def _write(self, snapshot: checkpoint.Snapshot) -> None:
-        with (
-            self._spans.measure("write_checkpoint", step=snapshot.step, run=snapshot.run_id),
-            ThreadPoolExecutor(1, thread_name_prefix="broadcasts") as beside,
-        ):
-            flushing = beside.submit(self._flush_broadcast, snapshot)
-            checkpoint.write(snapshot, self._output_dir, self._keep, flushing.result)
+        with self._spans.measure("write_checkpoint", step=snapshot.step, run=snapshot.run_id):
+            flushing = self._beside.submit(self._flush_broadcast, snapshot)
+            try:
+                checkpoint.write(snapshot, self._output_dir, self._keep, flushing.result)
+            finally:
+                wait([flushing])
             flushing.result()
 
     def _flush_broadcast(self, snapshot: checkpoint.Snapshot) -> None:
@@ -164,7 +169,7 @@ class Checkpoints:
     def _all_known(self) -> bool:
         """Asks the other ranks for the slices of all checkpoints, which keeps them alive, too; returns whether all are known.
 
-        Not of one run alone: the thread may be waiting for those of a checkpoint that was begun earlier.
+        Not of one run alone: all threads may be waiting for those of checkpoints that were begun earlier.
         """
         return all(writing.others.known() for writing in self._writing.values() if writing.others is not None)
 
@@ -191,8 +196,9 @@ class Checkpoints:
         self._on_durable(run_id)
 
     def close(self) -> None:
-        """Waits for the checkpoint that is being written, and drops those that need other ranks or wait, as a kill would."""
+        """Waits for the checkpoints that are being written, and drops those that need other ranks or wait, as a kill would."""
         for writing in self._writing.values():
             if writing.others is not None:
                 writing.others.give_up()
-        self._thread.shutdown(cancel_futures=True)
+        self._writers.shutdown(cancel_futures=True)
+        self._beside.shutdown()
