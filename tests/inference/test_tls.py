@@ -121,7 +121,7 @@ async def test_a_server_that_nobody_vouches_for_is_not_spoken_to(
         for ca_file in (None, stranger.certificate):
             config = PoolConfig(urls=[fake.url], ca_file=ca_file, startup_timeout_seconds=60)
             pool = InferencePool(config).model("model")
-            monkeypatch.setattr(pool, "_until", timed_out_after_a_look(pool))
+            monkeypatch.setattr(pool, "until", timed_out_after_a_look(pool))
             with pytest.raises(InferenceError, match="certificate verify failed"):
                 await pool.start()
             await pool.release()

@@ -40,7 +40,7 @@ from counterpoint.inference.pool.fleet import FleetMember, Name
 from counterpoint.inference.pool.held import Loading, Out, Proven
 from counterpoint.inference.pool.holder import Holder, Vetting
 from counterpoint.inference.pool.meters import PoolMeters
-from counterpoint.inference.pool.servers import Places, PoolServers, Waiter
+from counterpoint.inference.pool.servers import Places, PoolServers
 from counterpoint.transport.records import Float32Array, Int32Array, Turn
 from counterpoint.transport.telemetry.spans import Span
 
@@ -136,13 +136,13 @@ class Served(Places):
     async def _first_serving(self) -> None:
         try:
             async with asyncio.timeout(QUIET_SECONDS):
-                return await self._until(lambda: bool(self._fleet.serving(self.name)))
+                return await self.until(lambda: bool(self._fleet.serving(self.name)))
         except TimeoutError:
             limit = self._config.startup_timeout_seconds
             begins = all(NOTHING_LISTENS in status.reason for status in self.status())  # as of a server that starts
             servers = ", ".join(server.url for server in self.holders) if begins and self.holders else self._describe()
             logger.info("Waiting up to %g s for a healthy inference server: %s", limit, servers)
-        await self._until(lambda: bool(self._fleet.serving(self.name)))
+        await self.until(lambda: bool(self._fleet.serving(self.name)))
 
     async def release(self) -> None:
         """Ends every request and gives the weights up. The pool closes with its last name. Safe to call twice."""
@@ -341,10 +341,10 @@ class Served(Places):
             # Asked at each change of hundreds of servers. They begin in order, so the last one is mostly the one to wait for.
             return self._released or all(map(is_known, reversed(self.holders.values())))
 
-        await self._until(lambda: is_taken() or any(each.held.has(update, "held") for each in self.holders.values()))
+        await self.until(lambda: is_taken() or any(each.held.has(update, "held") for each in self.holders.values()))
         try:
             async with asyncio.timeout(LATE_SECONDS):
-                await self._until(is_taken)
+                await self.until(is_taken)
         except TimeoutError:
             for holder in [each for each in self.holders.values() if not is_known(each)]:
                 holder.carry_out(holder.held.late(time.monotonic()))
@@ -394,8 +394,7 @@ class Served(Places):
 
     async def _place(self, affinity: str, avoid: FleetMember | None) -> FleetMember:
         """Returns a server with a place for the request, first come, first served."""
-        self.waiting.append(waiter := Waiter(affinity, avoid, self._servers.next_number()))
-        self._servers.serve_waiting()
+        waiter = self._servers.queue(self, affinity, avoid)
         try:
             return await waiter.place
         except asyncio.CancelledError:
@@ -405,9 +404,6 @@ class Served(Places):
                 self._fleet.release(self.name, waiter.place.result())
             self._servers.serve_waiting()
             raise
-
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        await self._servers.until(condition)
 
     def _describe(self) -> str:
         if not self.holders:

@@ -62,8 +62,16 @@ class Places:
         """Vets each server before it serves the name."""
         self.waiting: deque[Waiter] = deque()
         self.on_capacity = on_capacity
+        self.changed = asyncio.Event()
+        """Set when the state of a server has changed for the name."""
         self._fleet = fleet
         self._capacity = 0
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Returns when a condition on the servers' state for this name holds."""
+        while not condition():
+            self.changed.clear()
+            await self.changed.wait()
 
     def serve_first(self) -> bool:
         """Gives the longest waiting request a place. Returns whether it needs none any more."""
@@ -112,7 +120,8 @@ class PoolServers:
         self._opening = asyncio.Lock()
         self._opened = self._closed = False
         self._numbers = count()
-        self._changed = asyncio.Event()
+        self._queued: set[Places] = set()
+        """The names with requests that wait, and some whose requests wait no more."""
 
     def add_name(self, places: Places) -> None:
         """Adds a name at all servers."""
@@ -155,7 +164,7 @@ class PoolServers:
                 await asyncio.gather(*(holder.give_up(last=last) for holder in list(places.holders.values())))
         finally:
             self.fleet.drop(places.name)
-            self._changed.set()
+            places.changed.set()
             self._users -= 1
             if not self._users and not self._closed:
                 await self._close()
@@ -227,39 +236,40 @@ class PoolServers:
 
     # --- waiting ---
 
-    def next_number(self) -> int:
-        """Returns the number of a request that begins to wait for a place."""
-        return next(self._numbers)
+    def queue(self, places: Places, affinity: str, avoid: FleetMember | None) -> Waiter:
+        """Has a request wait for a place, behind those that wait already."""
+        places.waiting.append(waiter := Waiter(affinity, avoid, next(self._numbers)))
+        self._queued.add(places)
+        self.serve_waiting()
+        return waiter
 
     def serve_waiting(self) -> None:
         """Gives places to the longest waiting requests of all names. One without a server holds up no other."""
-        heads = [places for places in self._names if places.waiting]
+        if not self._queued:  # as after nearly every request
+            return
+        self._queued = {places for places in self._queued if places.waiting}
+        heads = list(self._queued)
         while heads and self.fleet.has_room:
             first = min(heads, key=lambda places: places.waiting[0].number)
             if not first.serve_first() or not first.waiting:
                 heads.remove(first)
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Returns when a condition on the servers' state holds."""
-        while not condition():
-            self._changed.clear()
-            await self._changed.wait()
-
     def _name_changed(self, places: Places, counts_otherwise: bool) -> None:
-        self._changed.set()
+        places.changed.set()
         if places.waiting:
             self.serve_waiting()
         if counts_otherwise:  # each update changes all servers several times, and the capacity is a sum over all
             places.tell_capacity()
 
     def _server_changed(self) -> None:
-        self._changed.set()
         self.serve_waiting()
         for places in self._names:
+            places.changed.set()
             places.tell_capacity()
 
     def _monitor_ended(self, monitor: ServerMonitor, task: asyncio.Task[None]) -> None:
-        self._changed.set()
+        for places in self._names:
+            places.changed.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.critical("The monitor of %s failed; this is a defect", monitor.server.url, exc_info=error)
             for holder in monitor.holders.values():

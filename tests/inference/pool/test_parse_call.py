@@ -27,7 +27,7 @@ async def ask(*servers: FakeServer, first: int = 0, config: dict[str, Any] | Non
     pool = InferencePool(PoolConfig(urls=[server.url for server in servers], **(config or {}))).model("model")
     await pool.start()
     try:
-        await pool._until(lambda: len(pool._fleet.serving(pool.name)) == len(servers))
+        await pool.until(lambda: len(pool._fleet.serving(pool.name)) == len(servers))
         return await pool.parse([1, 2], [{}], {}, cut=True, server=servers[first].url)
     finally:
         await pool.release()
@@ -79,11 +79,11 @@ async def test_without_tools_those_are_asked_that_parse_reasoning_if_there_are_a
         pool = InferencePool(PoolConfig(urls=[one.url, two.url], health_interval_seconds=0.02)).model("model")
         await pool.start()
         try:
-            await pool._until(lambda: len(pool._fleet.serving(pool.name)) == 2)
+            await pool.until(lambda: len(pool._fleet.serving(pool.name)) == 2)
             assert pool.parses_reasoning
             parsed = await pool.parse([1, 2], [], {}, cut=False, server=one.url)
             two.healthy = False
-            await pool._until(lambda: len(pool._fleet.serving(pool.name)) == 1)
+            await pool.until(lambda: len(pool._fleet.serving(pool.name)) == 1)
             assert pool.parses_reasoning, "nobody takes its reasoning for content meanwhile"
             with pytest.raises(InferenceError, match="no inference server is in service"):
                 await pool.parse([1, 2], [], {}, cut=False, server=one.url)
@@ -94,7 +94,7 @@ async def test_without_tools_those_are_asked_that_parse_reasoning_if_there_are_a
         pool = InferencePool(PoolConfig(urls=[one.url])).model("model")
         await pool.start()
         try:
-            await pool._until(lambda: len(pool._fleet.serving(pool.name)) == 1)
+            await pool.until(lambda: len(pool._fleet.serving(pool.name)) == 1)
             assert not pool.parses_reasoning
             assert await pool.parse([1, 2], [], {}, cut=False, server=one.url) == ParsedText("text")
         finally:

@@ -673,7 +673,7 @@ async def test_no_healthy_server_is_an_error_that_names_each(
     async with server:
         pass
     pool = InferencePool(PoolConfig(urls=[server.url], startup_timeout_seconds=60)).model("a-model")
-    monkeypatch.setattr(pool, "_until", timed_out_after_a_look(pool))
+    monkeypatch.setattr(pool, "until", timed_out_after_a_look(pool))
     caplog.set_level("INFO")
     with pytest.raises(InferenceError, match=rf"after startup_timeout_seconds = 60: {server.url} is out: "):
         await pool.start()
