@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import secrets
 import time
@@ -178,9 +179,10 @@ def waiting_requests(run_dir: Path, kinds: Collection[str]) -> Iterator[tuple[st
     """
     directory = run_dir / "control" / "requests"
     try:
-        if directory.is_symlink() or (run_dir / "control" / "answers").is_symlink():
+        stems = (name.removesuffix(".json") for name in os.listdir(directory) if name.endswith(".json"))
+        names = sorted(stem for stem in stems if re.fullmatch(IDENTIFIER_PATTERN, stem))
+        if not names or directory.is_symlink() or (run_dir / "control" / "answers").is_symlink():
             return
-        names = sorted(path.stem for path in directory.glob("*.json") if re.fullmatch(IDENTIFIER_PATTERN, path.stem))
     except OSError:
         return
     for request_id in names[:MAX_WAITING]:

@@ -25,8 +25,8 @@ class _Flow:
     weight: float
     share: str | None
     """Whose share it is part of; None: its own."""
-    credit: float = 0.0
-    """Tokens for which the run may still be served in this lap."""
+    credit: float | None = None
+    """Tokens for which the run may still be served in this lap; None until the first row after its step was opened."""
     lengths: list[int] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
 
@@ -58,7 +58,6 @@ class FairShare:
         flow = self._flows.get(slot)
         if flow is None:
             flow = self._flows[slot] = _Flow(weight, share)
-            flow.credit = self._quanta()[slot]
         assert not flow.samples, f"slot {slot} has an open step"
         for sample, length in sorted(lengths.items(), key=lambda item: (item[1], -item[0])):
             assert 0 < length <= self._max_tokens, f"sample {sample} of slot {slot} has {length} tokens"
@@ -77,6 +76,10 @@ class FairShare:
     def rows(self) -> list[Row]:
         """Takes the next row of each rank; a row is empty where too few samples are left."""
         self._flows = {slot: flow for slot, flow in self._flows.items() if flow.samples}
+        if new := [slot for slot, flow in self._flows.items() if flow.credit is None]:
+            quanta = self._quanta()  # once: a thousand runs may open their steps together
+            for slot in new:
+                self._flows[slot].credit = quanta[slot]
         room = [self._max_tokens] * self._ranks
         taken: list[dict[int, list[int]]] = [{} for _ in room]
         while any(flow.samples for flow in self._flows.values()):
@@ -90,6 +93,7 @@ class FairShare:
 
     def _serve(self, slot: int, flow: _Flow, room: list[int], taken: list[dict[int, list[int]]]) -> bool:
         """Serves a run while its credit and the room last. Returns whether the room ran out."""
+        assert flow.credit is not None
         while flow.samples:
             rank = room.index(max(room))
             position = flow.longest(room[rank])
@@ -107,6 +111,7 @@ class FairShare:
         """Begins a lap. The credit of a run without samples stays bounded."""
         for slot, quantum in self._quanta().items():
             flow = self._flows[slot]
+            assert flow.credit is not None
             flow.credit = min(flow.credit, self._max_tokens) + quantum
 
     def _quanta(self) -> dict[int, float]:

@@ -178,8 +178,16 @@ def _unless_gone(_call: object, _path: str, raised: tuple[type[BaseException], B
 
 def published_steps(parent: Path) -> list[int]:
     """Returns the N of every published `step_N` directory in `parent`, ascending; none if `parent` is missing."""
-    steps = (entry.parent.name.removeprefix("step_") for entry in parent.glob(f"step_*/{STABLE}"))
-    return sorted(int(step) for step in steps if step.isascii() and step.isdigit())
+    try:
+        names = os.listdir(parent)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
+    steps = (name.removeprefix("step_") for name in names if name.startswith("step_"))
+    return sorted(
+        int(step)
+        for step in steps
+        if step.isascii() and step.isdigit() and os.path.exists(f"{parent}/step_{step}/{STABLE}")
+    )
 
 
 def write_buffers(descriptor: int, buffers: Sequence[Buffer]) -> None:

@@ -8,6 +8,7 @@ training does not wait for.
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 from counterpoint.run.changes import LearningRates
@@ -64,7 +65,11 @@ class RunRequests:
 
         Raises `OSError` for a fault of the disk that all runs share.
         """
-        directory = run_directory(self._output_dir, run.run_id)
+        base = self._output_dir
+        places = f"{base}/run_{run.run_id}/control/requests", f"{base}/trainer/{run.run_id}/copies"
+        if not any(map(os.path.exists, places)):  # a thousand runs are looked at each second
+            return
+        directory = run_directory(base, run.run_id)
         try:
             for sealed in self._sealed(run):
                 write_answer(directory, sealed)
@@ -114,13 +119,15 @@ class RunRequests:
 
     def _sealed(self, run: Run) -> list[Answer]:
         """Returns the answers that are due: to copies that are durable."""
+        if not (accepted := copies.all_accepted(self._output_dir, run.run_id)):
+            return []
         newest = self._checkpoints.newest(run.run_id)
         directory = run_directory(self._output_dir, run.run_id)
         return [
             Answer(
                 request_id=copy.request_id, outcome="done", step=copy.step, source_step=copy.source_step, kind="copy"
             )
-            for copy in copies.all_accepted(self._output_dir, run.run_id)
+            for copy in accepted
             if copy.step <= newest and copy.request_id is not None and read_answer(directory, copy.request_id) is None
         ]
 
