@@ -54,6 +54,15 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
         "head_dim": 64,
     },
+    "two-layers": {
+        "vocab_size": 512,
+        "hidden_size": 256,
+        "intermediate_size": 768,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+    },
     "80mb": {
         "vocab_size": 1024,
         "hidden_size": 512,
@@ -82,7 +91,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 128,
     },
 }
-"""The shapes of Qwen3-0.6B and Qwen3-4B, and two small ones for a CPU."""
+"""The shapes of Qwen3-0.6B and Qwen3-4B, and small ones for a CPU."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ CASES = {
     "samples": "512 and 2,000 samples at once by the Tinker SDK, through the service",
     "contributions": "training by the Tinker SDK through the service, beside the trainer's own wire, and a loss of one pass",
     "memory": "peak and growth of resident size",
-    "multi-run": "training four runs at once, beside one with the same load, and the memory of each",
+    "multi-run": "training four runs at once, and many tiny ones, beside one with the same load; their names at servers",
 }
 """The cases by what they measure. They take five minutes on two quiet cores where all bounds hold."""
 

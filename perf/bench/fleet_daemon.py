@@ -137,7 +137,7 @@ async def _played(load: Load, urls: Sequence[str]) -> _Played:
         began = time.perf_counter()
         async with asyncio.TaskGroup() as starts:
             for each, name in zip(served, names, strict=True):
-                starts.create_task(_start(each, _weights(directory, 0, name)))
+                starts.create_task(_start(each, published_weights(directory, 0, name)))
         played = _Played(time.perf_counter() - began, LagTrace(), [], [])
         updating = asyncio.create_task(_update_in_turn(served, names, directory, played.updates))
         await _play(config, served[0], load.steps, played)
@@ -186,11 +186,11 @@ async def _update_in_turn(
         await asyncio.sleep(BETWEEN_UPDATES_SECONDS)
         number = version // 2 % len(names) if version % 2 else 0
         began = time.perf_counter()
-        await served[number].update(_weights(directory, version, names[number]))
+        await served[number].update(published_weights(directory, version, names[number]))
         seconds.append(time.perf_counter() - began)
 
 
-def _weights(directory: Path, version: int, adapter: str) -> WeightUpdate:
+def published_weights(directory: Path, version: int, adapter: str) -> WeightUpdate:
     """Writes what a server reads of published weights."""
     published = directory / f"{adapter}-{version}"
     published.mkdir()

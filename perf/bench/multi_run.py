@@ -1,18 +1,15 @@
-"""Measures training many runs at once against one with the same load: four, then hundreds of tiny ones, and a run's memory.
+"""Measures training four runs at once against one with the same load, and a run's memory; then many (`many_runs.py`).
 
     python -m perf.bench.multi_run [--quick | --full]
 
 The trainer's own manager, learner and fair share, with a dense model of 80 MB, adapters on all its linear layers and batches of
 random tokens. Rounds alternate between one run that trains everything and four that train a quarter each, so that other
-processes slow both. Tokens a second are of whole steps, the optimizer's included; nothing is written meanwhile. Of the tiny
-runs, of `MANY_TOKENS` each on a smaller model, the publications of a step follow it, and are compared with it. The prompts of
-their samples differ, since one run would compute a common one once.
+processes slow both. Tokens a second are of whole steps, the optimizer's included; nothing is written meanwhile.
 """
 
 from __future__ import annotations
 
 import ctypes
-import gc
 import statistics
 import tempfile
 import time
@@ -22,40 +19,38 @@ from pathlib import Path
 
 import tomli_w
 import torch
-from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
-from counterpoint.trainer.broadcast import Broadcaster
 from counterpoint.trainer.learner import Learner
-from counterpoint.trainer.model import shared_prompts
 from counterpoint.trainer.ranks import Ranks
 from counterpoint.trainer.runs.control_files import run_directory
 from counterpoint.trainer.runs.manager import MultiRunManager
 from counterpoint.transport.process.resident import resident_bytes
+from perf.bench import many_names, many_runs
 from perf.bench.command import Size, show
 from perf.figures import Case, Figure
 from perf.step_speed import Settings, configurations, random_batch, train_steps, write_model
 
 RUNS = 4
-ROUNDS = 8
+ROUNDS = 5
 MAX_TOKENS = 2048
 """The tokens of a row."""
 SAMPLES, SAMPLE_TOKENS = 64, 128
 """The samples of a round, all its runs together, and the tokens of each. Half of the tokens are trained."""
-RANK = 16
-MANY_BOUNDS = {16: 1.3, 64: 1.3, 256: 1.3, 1024: 2.0}
-"""The time of a step of so many tiny runs, at most, over that of one run with the same tokens."""
-MANY_TOKENS, MANY_RANK = 128, 4
+SETTINGS = Settings(
+    "80mb", "cpu", groups=1, group_size=SAMPLES, prompt=SAMPLE_TOKENS // 2, completion=SAMPLE_TOKENS // 2,
+    shortest=SAMPLE_TOKENS // 2, steps=1_000_000, row_tokens=MAX_TOKENS, lora_rank=16,
+)  # fmt: skip
 
 _CPU = torch.device("cpu")
 
 
 def measure(size: Size) -> list[Case]:
-    """Measures the cases of speed, of memory and of many tiny runs."""
+    """Measures the cases of speed and of memory, and those of many tiny runs and of their names at servers."""
     rounds = size.pick(2, 3, ROUNDS)
     samples = SAMPLES // size.pick(4, 2, 1)  # of fewer, the optimizers alone would be measured
     with tempfile.TemporaryDirectory(prefix="counterpoint-bench-") as directory:
-        trainer = _Trainer(Path(directory), _settings("80mb", SAMPLES, SAMPLE_TOKENS, RANK), RUNS)
+        trainer = _Trainer(Path(directory), SETTINGS, RUNS)
         trainer.admit(1)
         for _ in range(2):  # the first rounds fill caches and pools
             trainer.round(1, samples)
@@ -67,37 +62,7 @@ def measure(size: Size) -> list[Case]:
             for count, measured in rates.items():
                 measured.append(trainer.round(count, samples))
         cases = [_speed(rates[1], rates[RUNS]), _memory(trainer, before, _Memory.now())]
-    return cases + [_many(count, rounds) for count in size.pick((16,), (64,), (256, 1024))]
-
-
-def _many(count: int, rounds: int) -> Case:
-    """Returns the case of `count` tiny runs, each with one sample a step, beside one run with as many samples."""
-    with tempfile.TemporaryDirectory(prefix="counterpoint-bench-") as directory:
-        settings = replace(_settings("small", 1, MANY_TOKENS, MANY_RANK), groups=count)
-        trainer = _Trainer(Path(directory), settings, count)
-        trainer.admit(count)
-        times, published = [], []
-        for index in range(rounds + 1):
-            one, many = (count * MANY_TOKENS / trainer.round(runs, count) for runs in (1, count))
-            seconds = trainer.publish(count)
-            if index:  # the first round fills caches
-                times.append(many / one)
-                published.append(seconds / many)
-    return Case(
-        f"{count} tiny runs, {MANY_TOKENS} tokens each",
-        [
-            Figure(
-                f"a step of {count} runs over one of as many tokens",
-                statistics.median(times),
-                "x", MANY_BOUNDS[count], slack=3.0, rounds=tuple(times),
-            ),
-            Figure(
-                "the publications of a step over it",
-                statistics.median(published),
-                "x", 1.0, slack=3.0, rounds=tuple(published),
-            ),
-        ],
-    )  # fmt: skip
+    return [*cases, *many_runs.measure(size), *many_names.measure(size)]
 
 
 def _speed(one: Sequence[float], several: Sequence[float]) -> Case:
@@ -129,16 +94,9 @@ class _Memory:
 
         The masks of the newest four rows, which attention keeps, are no run's.
         """
-        shared_prompts._blocks.cache_clear()
-        gc.collect()
+        tensors = many_runs.tensor_bytes()
         ctypes.CDLL(None).malloc_trim(0)
-        storages = {
-            storage.data_ptr(): storage.nbytes()
-            for each in gc.get_objects()
-            if issubclass(type(each), Tensor)
-            for storage in [each.untyped_storage()]
-        }
-        return cls(sum(storages.values()), resident_bytes())
+        return cls(tensors, resident_bytes())
 
 
 def _memory(trainer: _Trainer, before: _Memory, after: _Memory) -> Case:
@@ -183,7 +141,6 @@ class _Trainer:
         self._run, config = configurations(write_model(directory / "model", settings), directory, settings)
         self._manager = MultiRunManager(directory, max_runs)
         self.learner = Learner(config.model_copy(update={"max_runs": max_runs}), Ranks(0, 1, _CPU, None), self._manager)
-        self._broadcasters: dict[int, Broadcaster] = {}
 
     def admit(self, runs: int) -> None:
         """Admits runs until there are so many."""
@@ -201,7 +158,7 @@ class _Trainer:
         """Trains a step of each of the first `runs` runs on equal parts of `samples`; returns tokens a second."""
         own = samples // runs
         settings = self._settings
-        settings = replace(settings, group_size=own) if settings.groups == 1 else replace(settings, groups=own)
+        settings = replace(settings, group_size=own)
         batches = {}
         for index in range(runs):
             run = self.learner.runs[index]
@@ -209,25 +166,6 @@ class _Trainer:
         started = time.perf_counter()
         train_steps(self.learner, batches)
         return samples * (settings.prompt + settings.completion) / (time.perf_counter() - started)
-
-    def publish(self, runs: int) -> float:
-        """Publishes the newest version of each of the first `runs` runs, with its proof; returns the seconds."""
-        started = time.perf_counter()
-        for index in range(runs):
-            run = self.learner.runs[index]
-            if index not in self._broadcasters:
-                base = str(self._directory / "model")
-                self._broadcasters[index] = Broadcaster(self._manager, self._directory, run.run_id, base, keep=2)
-            self._broadcasters[index].publish(self.learner.loaded.model, run)
-        return time.perf_counter() - started
-
-
-def _settings(shape: str, samples: int, tokens: int, rank: int) -> Settings:
-    half = tokens // 2
-    return Settings(
-        shape, "cpu", groups=1, group_size=samples, prompt=half, completion=half, shortest=half, steps=1_000_000,
-        row_tokens=MAX_TOKENS, lora_rank=rank,
-    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -95,6 +95,11 @@ ROWS: dict[str, Row] = {
         "one layer of Qwen3-0.6B with 1, 2, 8 and 32 adapters of rank 16, forward and backward",
         _calls("adapters:one_layer"),
     ),
+    "many-adapters": Row(
+        "a trainer with 256, then 1,024 adapters of rank 8 on Qwen3-0.6B, 128 tokens each, beside one with all tokens",
+        _calls("adapters:whole_trainer"),
+        900.0,
+    ),
     "clients": _served("1, 2, 4 and 8 clients at once, adapters of ranks 4 to 32", "steps:clients_at_once"),
     "trl": Row("a step beside TRL's, Qwen3-0.6B, all weights, 64 short samples", _calls("steps:beside_trl")),
     "vllm": _served("vLLM alone, compiled: its start, tokens a second", "servers:generation", eager=False),

@@ -152,6 +152,15 @@ def test_a_layer_tells_the_time_of_its_adapters(tmp_path: Path, monkeypatch: pyt
     assert all(0 < float(figures[f"host's with {count}"]) <= float(figures[f"ms with {count}"]) for count in (1, 2))
 
 
+@pytest.mark.slow
+def test_a_trainer_tells_the_time_and_the_memory_of_many_runs(tmp_path: Path) -> None:
+    figures = ROWS["many-adapters"].run("cpu", tmp_path)
+    assert all(
+        float(figures[f"{name} {count}"]) > 0 for name in ("publications of", "a further run of") for count in (2, 4)
+    )
+    assert float(figures["step of 4 over one"]) > 0
+
+
 def test_the_mismatch_is_told_by_the_age_of_what_was_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = [
         shipped_line(step, float(step)) | {"staleness/mean": 1 + step % 2, "wall_seconds": 1.0} for step in range(1, 6)
