@@ -39,3 +39,16 @@ def test_norms_are_those_of_the_operations(dtype: torch.dtype) -> None:
     for given in ((rows, residual), (wide, residual)):
         expected = norm.forward_native(*(each.clone() for each in given))
         torch.testing.assert_close(norm.forward_cpu(*given), expected, rtol=0, atol=tolerance)
+
+
+@torch.inference_mode()
+def test_rows_that_the_kernel_does_not_take_are_left_to_the_operations() -> None:
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.model_executor.layers.layernorm import RMSNorm
+
+    with set_current_vllm_config(VllmConfig()):
+        norm, narrow = RMSNorm(20), RMSNorm(16)
+    rows = torch.randn(3, 20)
+    assert torch.equal(norm.forward_cpu(rows), norm.forward_native(rows))
+    with pytest.raises(RuntimeError, match="must match"):
+        narrow.forward_cpu(torch.randn(3, 32))

@@ -10,6 +10,9 @@ from torch import Tensor
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.platforms import current_platform
 
+WIDTHS = 16
+"""Elements of which a row has a multiple, or the kernel refuses it: it computes with as many, or half of them, at once."""
+
 
 def compute_norms_by_kernel() -> None:
     """Has vLLM's norms in float32, in this process, be computed by the kernel; others, and those of another kind, stay."""
@@ -21,6 +24,8 @@ def compute_norms_by_kernel() -> None:
     def forward(self: RMSNorm, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         plain = type(self) is RMSNorm and self.has_weight and self.variance_size_override is None
         if not plain or not x.dtype == self.weight.dtype == torch.float32:
+            return self.forward_native(x, residual)
+        if x.shape[-1] % WIDTHS or x.shape[-1:] != self.weight.shape:  # the kernel would read past the weights
             return self.forward_native(x, residual)
         if residual is None:
             x = x.contiguous()
