@@ -15,7 +15,10 @@ from counterpoint.inference.base import InferenceError, SamplingParameters
 from counterpoint.inference.clients.client import BinaryClient
 from counterpoint.inference.config import PoolConfig
 from counterpoint.inference.identity import STATUS_PATH
+from counterpoint.inference.pool.fleet import Fleet
+from counterpoint.inference.pool.held import Held
 from counterpoint.inference.pool.pool import InferencePool, Served
+from counterpoint.inference.pool.server_monitor import ServerMonitor
 from counterpoint.inference.pool.servers import CHECKS_PER_TICK
 from counterpoint.transport.records import Turn
 from tests.support.fake_inference import FakeServer, weight_update
@@ -67,6 +70,44 @@ async def test_sixty_four_names_at_four_servers_are_four_health_checks() -> None
         )
         assert [server.answers[STATUS_PATH] for server in servers] == [was + 1 for was in before]
     assert all(sorted(server.unloaded) == sorted(f"name-{number}" for number in range(64)) for server in servers)
+
+
+async def test_what_changes_nothing_is_not_counted_out_for_each_name_and_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A check that finds what the last one found is told to no name, and an update of servers that serve leaves the capacity."""
+    calls = Counter[str]()
+
+    def count(kind: type, method: str) -> None:
+        plain = getattr(kind, method)
+
+        def counted(*given: Any) -> Any:
+            calls[method] += 1
+            return plain(*given)
+
+        monkeypatch.setattr(kind, method, counted)
+
+    count(Held, "checked")
+    count(Fleet, "capacity")
+    count(ServerMonitor, "_checked")
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(FakeServer()) for _ in range(2)]
+        pool, capacities = pool_at(*servers, max_concurrent_requests_per_server=4), list[int]()
+        names = [pool.model(f"name-{number}", capacities.append) for number in range(3)]
+        await stack.enter_async_context(started(*names))
+        assert capacities.count(8) == 3
+        calls.clear()
+        await asyncio.gather(
+            *(served.update(weight_update(1, f"name-{number}")) for number, served in enumerate(names))
+        )
+        assert calls["checked"]
+        assert not calls["capacity"]
+        for told in (6, 0):
+            calls.clear()
+            for monitor in pool._monitors.values():
+                monitor.check_now()
+            await until(lambda: calls["_checked"] == len(servers), "answers to health checks")
+            assert calls["checked"] == told
 
 
 async def test_servers_that_are_due_together_are_asked_a_few_a_pass_of_the_loop(
