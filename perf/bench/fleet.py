@@ -29,7 +29,7 @@ STEP_SHARE = 256
 def measure(size: Size) -> list[Case]:
     """Measures the case `fleet`."""
     in_flight, servers, names = size.pick((512, 8, 4), (1024, 16, 8), (16_384, 256, 64))
-    steps, short = size.pick((60, 40), (500, 200), (500, 150))
+    steps, short = size.pick((60, 40), (500, 200), (500, 100))
     median = size.pick(0.1, 0.5, 6.0)
     load = Load(0, in_flight, names, steps, max(8, in_flight // STEP_SHARE))
     (one,) = _together([load], servers, median)
@@ -58,6 +58,7 @@ def _case(load: Load, servers: int, found: Found) -> Case:
         Figure("lag: p99", 1e3 * found.lag_p99, "ms", 10.0, unstalled=1e3 * found.unstalled_p99),
         Figure("lag: max", 1e3 * found.lag_max, "ms", 40.0, unstalled=1e3 * found.unstalled_max),
         Figure("until all servers had proven all names", found.start, "s"),
+        Figure("CPU of a name's weights at a server: check, load, proof", 1e6 * found.start_cpu, "us"),
         Figure("updates of a name", found.updates, ""),
         Figure("the longest until all servers had proven one", found.longest_update, "s", 2.0),
         Figure("resident size at the end", found.resident / 1e6, "MB"),

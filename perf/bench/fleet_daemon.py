@@ -36,6 +36,8 @@ from perf.bench.short_turns import ShortTurns
 from perf.stalls import recorded_stalls
 
 BETWEEN_UPDATES_SECONDS = 2.5
+STARTS_AT_ONCE = 8
+"""Names that take their first weights at once, each by a connection of its own to each server."""
 DIGESTS = {"float32": {"layer": "0"}}
 
 
@@ -68,6 +70,8 @@ class Found:
     unstalled_max: float
     start: float
     """From the first server that was asked until all names were at all servers."""
+    start_cpu: float
+    """CPU seconds of that for a name at a server: it is checked, loads the weights and proves them."""
     updates: int
     longest_update: float
     """The longest until all servers had proven an update."""
@@ -105,6 +109,7 @@ def measure(load: Load, urls: Sequence[str]) -> Found:
         unstalled.p99,
         unstalled.max,
         played.start,
+        played.start_cpu / len(urls) / load.names,
         len(played.updates),
         max(played.updates, default=0.0),
         float(settled[-1]),
@@ -115,6 +120,7 @@ def measure(load: Load, urls: Sequence[str]) -> Found:
 @dataclass(slots=True)
 class _Played:
     start: float
+    start_cpu: float
     trace: LagTrace
     updates: list[float]
     resident: list[int]
@@ -134,11 +140,12 @@ async def _played(load: Load, urls: Sequence[str]) -> _Played:
         pool = InferencePool(config.inference)
         names = [f"daemon-{load.daemon}-name-{number}" for number in range(load.names)]
         served = [pool.model(name) for name in names]
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.process_time()
+        few = asyncio.Semaphore(STARTS_AT_ONCE)
         async with asyncio.TaskGroup() as starts:
             for each, name in zip(served, names, strict=True):
-                starts.create_task(_start(each, published_weights(directory, 0, name)))
-        played = _Played(time.perf_counter() - began, LagTrace(), [], [])
+                starts.create_task(_start(each, published_weights(directory, 0, name), few))
+        played = _Played(time.perf_counter() - began, time.process_time() - cpu_began, LagTrace(), [], [])
         updating = asyncio.create_task(_update_in_turn(served, names, directory, played.updates))
         await _play(config, served[0], load.steps, played)
         updating.cancel()
@@ -146,9 +153,10 @@ async def _played(load: Load, urls: Sequence[str]) -> _Played:
     return played
 
 
-async def _start(served: Served, weights: WeightUpdate) -> None:
-    await served.start()
-    await served.update(weights)
+async def _start(served: Served, weights: WeightUpdate, few: asyncio.Semaphore) -> None:
+    async with few:
+        await served.start()
+        await served.update(weights)
 
 
 async def _play(config: RunConfig, policy: Served, steps: int, played: _Played) -> None:
