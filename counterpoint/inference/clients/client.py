@@ -142,7 +142,7 @@ class BinaryClient:
         self.reasons = False
         self._connections = connections
         self._http = connections.binary_client(url)
-        self._admin = connections.binary_client(url)
+        self._admin = connections.binary_client(url, administers=True)
         self._sender = connections.weight_sender(url)
         self._secret = connections.secret if proves else None
         self._proven = ""

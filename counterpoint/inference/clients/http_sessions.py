@@ -2,7 +2,7 @@
 
 The two are separate so that a health check or an update never queues behind a thousand completions. Settings: no limit on
 connections (the pool bounds requests), long keep-alive, an explicit connect deadline, a large read buffer. Our own routes are
-asked by two `BinaryHttpClient`s of each server instead.
+asked by two `BinaryHttpClient`s of each server instead, which queue apart, too.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class HttpSessions:
             self._watched.append(_watched_authorities(config.ca_file, self._own_tls))
         self.data: aiohttp.ClientSession
         self.admin: aiohttp.ClientSession
-        self._limits = TickLimits()
+        self._limits, self._admin_limits = TickLimits(), TickLimits()
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="inference memory")
         self._senders = ThreadPoolExecutor(max_workers=MAX_SENDERS, thread_name_prefix="sending weights")
         self._binary_clients: list[BinaryHttpClient] = []
@@ -81,10 +81,11 @@ class HttpSessions:
             for each in self._watched:
                 await asyncio.get_running_loop().run_in_executor(self._threads, each.refresh)
 
-    def binary_client(self, url: str) -> BinaryHttpClient:
-        """Returns a binary client of the server at `url`, which is closed with these sessions."""
+    def binary_client(self, url: str, *, administers: bool = False) -> BinaryHttpClient:
+        """Returns a binary client of the server at `url`, for model calls or administration, closed with these sessions."""
         timeout = self._config.connect_timeout_seconds
-        client = BinaryHttpClient(url, self._headers, timeout, self._limits, self._threads, lambda: self._tls)
+        limits = self._admin_limits if administers else self._limits
+        client = BinaryHttpClient(url, self._headers, timeout, limits, self._threads, lambda: self._tls)
         self._binary_clients.append(client)
         return client
 

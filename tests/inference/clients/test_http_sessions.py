@@ -15,6 +15,7 @@ from counterpoint.inference.base import RequestRefused, ServerFailure, ServerUnr
 from counterpoint.inference.clients import http_sessions
 from counterpoint.inference.clients.http_sessions import HttpSessions, call
 from counterpoint.inference.config import PoolConfig
+from counterpoint.inference.per_tick_limiter import PerTickLimiter
 
 BODY = bytes(range(256)) * 16384
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -112,3 +113,18 @@ async def test_closing_does_not_wait_for_memory() -> None:
         mapping = connections._threads.submit(mapped.wait, 60)
     assert not mapping.done()
     mapped.set()
+
+
+async def test_administration_does_not_queue_behind_model_calls() -> None:
+    async def says_its_path(request: web.Request) -> web.StreamResponse:
+        return web.Response(text=request.path)
+
+    async with served(says_its_path) as url, HttpSessions(PoolConfig()) as connections:
+        model_calls, administration = (
+            connections.binary_client(url[:-1], administers=which) for which in (False, True)
+        )
+        connections._limits.heads = PerTickLimiter(0)  # as while more answers come than a busy loop reads
+        waiting = asyncio.create_task(model_calls.get("/", {}))
+        assert await administration.get("/", {}) == b"/"
+        assert not waiting.done()
+        waiting.cancel()
