@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from counterpoint.inference.base import InferenceError, SamplingParameters
+from counterpoint.inference.clients.client import BinaryClient
+from counterpoint.inference.clients.http_sessions import HttpSessions
 from counterpoint.inference.config import PoolConfig
 from counterpoint.inference.pool import pool as pool_module
 from counterpoint.inference.pool.pool import InferencePool, Served
 from counterpoint.transport.records import Turn
-from tests.support.fake_inference import FakeServer, weight_update
+from tests.support.fake_inference import CLAIM, FakeServer, weight_update
 from tests.support.polling import until
 
 SAMPLING = SamplingParameters(temperature=0.7, max_tokens=3)
@@ -45,6 +47,15 @@ def ask(pool: Served, affinity: str = "a") -> asyncio.Task[Turn]:
 def end_load(server: FakeServer) -> None:
     assert server.rest_of_load is not None
     server.rest_of_load.set()
+
+
+async def test_a_load_is_heard_to_its_end_though_nobody_asks_when_it_begins() -> None:
+    """The server begins its answer before it knows how long it is, whoever asks."""
+    async with FakeServer() as server, HttpSessions(PoolConfig()) as connections:
+        server.rest_of_load = asyncio.Event()
+        server.rest_of_load.set()
+        await BinaryClient(server.url, connections).load(weight_update(1), CLAIM)
+        assert server.versions == [1]
 
 
 async def test_an_answer_that_was_computed_during_the_load_waits_for_the_proof() -> None:
