@@ -177,11 +177,13 @@ def _unless_gone(_call: object, _path: str, raised: tuple[type[BaseException], B
 
 
 def published_steps(parent: Path) -> list[int]:
-    """Returns the N of every published `step_N` directory in `parent`, ascending; none if `parent` is missing."""
+    """Returns the N of every published `step_N` directory in `parent`, ascending; none if no directory can be listed there."""
     try:
         names = os.listdir(parent)
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return []
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP):
+            return []
+        raise
     steps = (name.removeprefix("step_") for name in names if name.startswith("step_"))
     return sorted(
         int(step)

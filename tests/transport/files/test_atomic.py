@@ -138,6 +138,14 @@ def test_only_published_steps_count(tmp_path: Path) -> None:
     assert published_steps(tmp_path) == [10]
 
 
+def test_where_no_directory_can_be_listed_no_step_is_published(tmp_path: Path) -> None:
+    """A run's directory is its orchestrator's, and the trainer looks for the steps of all runs."""
+    loop, file = tmp_path / "loop", tmp_path / "file"
+    loop.symlink_to(loop)
+    file.touch()
+    assert [published_steps(each) for each in (loop, file, tmp_path / "missing")] == [[], [], []]
+
+
 def test_what_was_half_removed_is_published_again(tmp_path: Path) -> None:
     (tmp_path / "step_1").mkdir()
     (tmp_path / "step_1" / "old").write_text("x")
