@@ -110,6 +110,8 @@ class CounterpointRoutes:
         enter("first passes", API_SERVER)
         await engine_client.collective_rpc("counterpoint_begin")
         await warm(engine_client, self.models, serves_adapters=self.updater.serves_adapters)
+        if self.secret is not None:  # a job's own server, which its trainer's weights reach soon
+            self.updater.find_provable_layers()
         enter(OVER, API_SERVER)
 
     async def status(self, raw_request: Request) -> Response:

@@ -63,6 +63,16 @@ class Updater:
         """Processes that were named in a warning."""
         self._provable: frozenset[str] | None = None
         """Layers whose digest proves the loaded weights; None until the first load."""
+        self._finding: asyncio.Task[frozenset[str]] | None = None
+        """Finds them before the first load asks for them."""
+
+    def find_provable_layers(self) -> None:
+        """Begins to find the layers whose digest proves weights, beside what else has yet to start: the first load needs them.
+
+        Call it before the first load, on a server that will load full weights.
+        """
+        if not self.serves_adapters:
+            self._finding = asyncio.create_task(self._find_provable(), name="finding provable layers")
 
     @property
     def cache_salt(self) -> str:
@@ -134,15 +144,13 @@ class Updater:
     async def _load_full_weights(
         self, load: Load, directory: Path, claim: LoadClaim, on_begun: Callable[[], None]
     ) -> Digest:
-        config = self._engine.model_config
-        tied = bool(getattr(config.hf_config, "tie_word_embeddings", False))
         try:
-            staged = await asyncio.to_thread(self._prepare, directory, tied)
+            staged = await asyncio.to_thread(self._prepare, directory)
         except (OSError, ValueError) as error:
             raise UpdateRefused(str(error)) from error
         try:
             if self._provable is None:
-                self._provable = await self._find_provable(Path(config.model), tied)
+                self._provable = await self._found_provable()
             return await self._switch(load, directory if staged is None else staged.path, claim, on_begun)
         finally:
             if staged is not None:
@@ -173,7 +181,7 @@ class Updater:
         logger.info("Version %s is loaded; requests were paused for %.4f s", load.version, time.monotonic() - began)
         return await self._read_on(first)
 
-    def _prepare(self, directory: Path, tied: bool) -> OwnDirectory | None:
+    def _prepare(self, directory: Path) -> OwnDirectory | None:
         """Does all that can be done while requests run: compares the checkpoint, and reads it into the page cache.
 
         Returns the whole weights of what changed. A file that cannot be read is found here, where nothing has changed yet.
@@ -181,13 +189,18 @@ class Updater:
         """
         if self._expected is None:
             self._expected = read_manifest(Path(self._engine.model_config.model))
-        require_same_model(self._expected, read_manifest(directory), tied)
+        require_same_model(self._expected, read_manifest(directory), self._tied)
         if is_delta(directory):
             delta.check(directory)
             if (staged := stage(directory)) is not None:
                 return staged
         read_through(directory)
         return None
+
+    @property
+    def _tied(self) -> bool:
+        """Whether the model's output layer is its embedding."""
+        return bool(getattr(self._engine.model_config.hf_config, "tie_word_embeddings", False))
 
     async def _pause(self) -> None:
         """Pauses as `pause_generation(mode="keep", clear_cache=False)` does, without the 20 ms that vLLM 0.32 adds to it.
@@ -211,11 +224,17 @@ class Updater:
             held = [{**known, **more} for known, (more, _) in zip(held, answers, strict=True)]
         return join_ranks(held)
 
-    async def _find_provable(self, model: Path, tied: bool) -> frozenset[str]:
+    async def _found_provable(self) -> frozenset[str]:
+        """Returns what `_find_provable` found, or now finds, if it has failed before."""
+        if self._finding is None or (self._finding.done() and self._finding.exception() is not None):
+            self._finding = asyncio.create_task(self._find_provable())
+        return await asyncio.shield(self._finding)  # a load that is given up leaves it to the next one
+
+    async def _find_provable(self) -> frozenset[str]:
         """Compares the engine's weights with the checkpoint that it was started with.
 
         Layers in which the engine computes with other numbers (quantised or derived ones) cannot be proven by a digest.
         """
-        arguments = (str(model), self._dtype, tied)
+        arguments = (str(self._engine.model_config.model), self._dtype, self._tied)
         written = join_ranks(await self._engine.collective_rpc("counterpoint_written", args=arguments))
         return provable_layers(written, await self._held(), "the model")

@@ -94,6 +94,48 @@ async def test_the_digest_is_of_all_slices_that_all_ranks_read() -> None:
     assert engine.calls == ["pause", "counterpoint_load", "version 5@1", "resume", *["counterpoint_read_on"] * 2]
 
 
+async def test_what_proves_the_weights_is_found_once_before_the_first_load_and_again_after_an_error() -> None:
+    from counterpoint.inference.plugin.update import Updater
+
+    engine: Any = Engine()
+    engine.model_config = SimpleNamespace(dtype="torch.float32", model="the model", hf_config=SimpleNamespace())
+    is_broken = False
+
+    async def answer(name: str, args: Any) -> list[Any]:
+        engine.calls.append(name)
+        if is_broken:
+            raise OSError("the disk is away")
+        return [{"layers.0.a": 7}] if name == "counterpoint_written" else [({"layers.0.a": 7}, True)]
+
+    engine.collective_rpc = answer
+    updater = Updater(engine, None, Loads("here"))
+    updater.find_provable_layers()
+    assert engine.calls == []
+    given_up = asyncio.create_task(updater._found_provable())
+    await asyncio.sleep(0)
+    given_up.cancel()
+    assert await updater._found_provable() == await updater._found_provable() == frozenset({"0"})
+    assert engine.calls == ["counterpoint_written", "counterpoint_read"], "a load that is given up ends nothing"
+    is_broken = True
+    updater.find_provable_layers()
+    with pytest.raises(OSError, match="the disk is away"):
+        await updater._found_provable()
+    is_broken = False
+    assert await updater._found_provable() == frozenset({"0"})
+
+
+async def test_a_server_of_adapters_finds_nothing_before_its_first_load() -> None:
+    from counterpoint.inference.plugin.update import Updater
+
+    engine: Any = Engine()
+    engine.vllm_config = SimpleNamespace(
+        lora_config=SimpleNamespace(max_loras=1, max_lora_rank=8, lora_dtype="float32")
+    )
+    Updater(engine, SimpleNamespace(), Loads("here")).find_provable_layers()
+    await asyncio.sleep(0)
+    assert engine.calls == []
+
+
 class StandIn:
     """An updater whose loads begin, end and fail as they are told to."""
 
