@@ -10,6 +10,7 @@ from pathlib import Path
 
 from counterpoint.job.admin.ask import ANSWER_SECONDS, VerbOutcome, ask
 from counterpoint.run.requests import DumpRequest, PauseRequest, ProfileRequest, ResumeRequest, SaveRequest
+from counterpoint.trainer.taken_over import saved_directory
 
 SAVE_SECONDS = 300.0
 """How long to wait, unless the caller says otherwise: a large optimizer takes its time."""
@@ -54,7 +55,7 @@ class Saved(VerbOutcome, frozen=True):
 def checkpoint_now(job: Path, run_id: str, asked: SaveRequest, wait_seconds: float = SAVE_SECONDS) -> Saved:
     """Writes a checkpoint of the newest trained step, and keeps it."""
     step = ask(job, run_id, asked, wait_seconds).step or 0
-    directory = job / "trainer" / run_id / "saved" / f"step_{step}"
+    directory = saved_directory(job, run_id) / f"step_{step}"
     sentence = f"step {step} of run {run_id} is durable: {directory}"
     return Saved(run_id=run_id, sentence=sentence, step=step, directory=directory)
 

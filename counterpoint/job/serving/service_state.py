@@ -11,6 +11,7 @@ import msgspec
 from counterpoint.job.number_format import duration
 from counterpoint.service.records.structs import run_of
 from counterpoint.service.tinker.status import MOST_MODELS, STATUS_FILE, Status
+from counterpoint.trainer.taken_over import saved_directory
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_bytes
 from counterpoint.transport.typed import met
 
@@ -61,5 +62,5 @@ def _newest_weights(job: Path, status: Status, model_id: str) -> dict[str, str |
     """Returns the name of the weights that a model saved last, and the directory where they are."""
     if (saved := status.newest.get(model_id)) is None:
         return {"weights": None, "directory": None}
-    place = saved.directory or str(job / "trainer" / run_of(model_id) / "saved" / f"step_{saved.step}")
+    place = saved.directory or str(saved_directory(job, run_of(model_id)) / f"step_{saved.step}")
     return {"weights": saved.path, "directory": place}
