@@ -1,19 +1,16 @@
 """Measures a trainer's loop with many tiny runs, 16 to 1,024, beside one run with as many tokens.
 
-    python -m perf.bench.many_runs [--quick | --full]
-
-Both are the trainer's own loop in this process, with adapters on a small model, `TOKENS` a run and step. In place of the wire
-are the runs' orchestrators, which send a batch and its commit once the version before is published. A step is all of the loop
-until each run has its next version, less the publications: rows, updates, metrics, spans, and looks for runs and requests. The
-publications are compared with it, and the checkpoints of all runs, which are made after one of the steps. The prompts of the
-runs differ, since one run would compute a common one once.
+`perf.bench multi-run` shows it, and `perf.gpu many-adapters` on a GPU. Both are the trainer's own loop in this process, with
+adapters on a small model, `TOKENS` a run and step. In place of the wire are the runs' orchestrators, which send a batch and its
+commit once the version before is published. A step is all of the loop until each run has its next version, less the
+publications: rows, updates, metrics, spans, and looks for runs and requests. The publications are compared with it, and the
+checkpoints of all runs, which are made after one of the steps. The prompts of the runs differ, since one run would compute a
+common one once.
 """
 
 from __future__ import annotations
 
 import gc
-import statistics
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -35,12 +32,7 @@ from counterpoint.trainer.runs.control_files import run_directory
 from counterpoint.trainer.runs.manager import MultiRunManager
 from counterpoint.transport.messages import Bye, Commit, Evicted, Hello, Published, Ready, ToOrchestrator
 from counterpoint.transport.records import Batch
-from perf.bench.command import Size, show
-from perf.figures import Case, Figure
 from perf.step_speed import Settings, configurations, random_batch, write_model
-
-BOUNDS = {16: 1.3, 64: 1.3, 256: 1.3, 1024: 2.0}
-"""The time of a step of so many runs, at most, over that of one run with the same tokens."""
 
 TOKENS = 128
 DEADLINE_SECONDS = 300.0
@@ -52,38 +44,6 @@ SETTINGS = Settings(
     steps=1_000_000, row_tokens=2048, lora_rank=4,
 )  # fmt: skip
 """Of a run's step. On a GPU, `perf.gpu` has others."""
-
-
-def measure(size: Size) -> list[Case]:
-    """Measures the cases of so many runs."""
-    return [_case(*counts) for counts in size.pick([(16, 2)], [(16, 3), (64, 2)], [(16, 4), (256, 2), (1024, 1)])]
-
-
-def _case(count: int, rounds: int) -> Case:
-    with tempfile.TemporaryDirectory(prefix="counterpoint-bench-") as directory:
-        found = beside_one(SETTINGS, count, rounds, Path(directory))
-    steps, newest, saved = found.steps, found.steps[-1][1], found.checkpoints
-    over_one = tuple(many.cpu / one.cpu for one, many in steps)
-    published = tuple(many.published.cpu / many.cpu for _, many in steps)
-    waited = tuple(many.published.wall / many.wall for _, many in steps)
-    return Case(
-        f"{count} tiny runs, {TOKENS} tokens each",
-        [
-            Figure("CPU of a step", statistics.median(many.cpu for _, many in steps), "s"),
-            Figure(
-                f"that of {count} runs over one of as many tokens", statistics.median(over_one), "x", BOUNDS[count],
-                rounds=over_one,
-            ),
-            Figure(
-                "CPU of the publications of a step over it", statistics.median(published), "x", 1.0, rounds=published
-            ),
-            Figure("time of the same", statistics.median(waited), "x", 1.0, rounds=waited),
-            Figure("CPU of the checkpoints of all over a step", saved.cpu / newest.cpu, "x"),
-            Figure("time of the same", saved.wall / newest.wall, "x"),
-            Figure("adapter and optimizer of a run", found.state_bytes / 1e6, "MB"),
-            Figure("tensors of a further run over these", found.further / found.state_bytes, "x", 1.01, timed=False),
-        ],
-    )  # fmt: skip
 
 
 def beside_one(settings: Settings, count: int, rounds: int, directory: Path, *, saves: bool = True) -> Found:
@@ -277,7 +237,3 @@ class _Loop:
     def close(self) -> None:
         """Ends the loop's threads."""
         self._trainer.close()
-
-
-if __name__ == "__main__":
-    show(measure)

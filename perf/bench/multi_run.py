@@ -1,4 +1,4 @@
-"""Measures training four runs at once against one with the same load, and a run's memory; then many (`many_runs.py`).
+"""Measures training four runs at once against one with the same load, and a run's memory; then many (`perf/many_runs.py`).
 
     python -m perf.bench.multi_run [--quick | --full]
 
@@ -26,7 +26,8 @@ from counterpoint.trainer.ranks import Ranks
 from counterpoint.trainer.runs.control_files import run_directory
 from counterpoint.trainer.runs.manager import MultiRunManager
 from counterpoint.transport.process.resident import resident_bytes
-from perf.bench import many_names, many_runs
+from perf import many_runs
+from perf.bench import many_names
 from perf.bench.command import Size, show
 from perf.figures import Case, Figure
 from perf.step_speed import Settings, configurations, random_batch, train_steps, write_model
@@ -41,6 +42,8 @@ SETTINGS = Settings(
     "80mb", "cpu", groups=1, group_size=SAMPLES, prompt=SAMPLE_TOKENS // 2, completion=SAMPLE_TOKENS // 2,
     shortest=SAMPLE_TOKENS // 2, steps=1_000_000, row_tokens=MAX_TOKENS, lora_rank=16,
 )  # fmt: skip
+MANY_BOUNDS = {16: 1.3, 64: 1.3, 256: 1.3, 1024: 2.0}
+"""The time of a step of so many runs, at most, over that of one run with the same tokens."""
 
 _CPU = torch.device("cpu")
 
@@ -62,7 +65,36 @@ def measure(size: Size) -> list[Case]:
             for count, measured in rates.items():
                 measured.append(trainer.round(count, samples))
         cases = [_speed(rates[1], rates[RUNS]), _memory(trainer, before, _Memory.now())]
-    return [*cases, *many_runs.measure(size), *many_names.measure(size)]
+    many = size.pick([(16, 2)], [(16, 3), (64, 2)], [(16, 4), (256, 2), (1024, 1)])
+    return [*cases, *(_many(*counts) for counts in many), *many_names.measure(size)]
+
+
+def _many(count: int, rounds: int) -> Case:
+    """Returns the case of `count` tiny runs in the trainer's loop, of so many rounds."""
+    with tempfile.TemporaryDirectory(prefix="counterpoint-bench-") as directory:
+        found = many_runs.beside_one(many_runs.SETTINGS, count, rounds, Path(directory))
+    steps, newest, saved = found.steps, found.steps[-1][1], found.checkpoints
+    over_one = tuple(many.cpu / one.cpu for one, many in steps)
+    published = tuple(many.published.cpu / many.cpu for _, many in steps)
+    waited = tuple(many.published.wall / many.wall for _, many in steps)
+    return Case(
+        f"{count} tiny runs, {many_runs.TOKENS} tokens each",
+        [
+            Figure("CPU of a step", statistics.median(many.cpu for _, many in steps), "s"),
+            Figure(
+                f"that of {count} runs over one of as many tokens", statistics.median(over_one), "x", MANY_BOUNDS[count],
+                rounds=over_one,
+            ),
+            Figure(
+                "CPU of the publications of a step over it", statistics.median(published), "x", 1.0, rounds=published
+            ),
+            Figure("time of the same", statistics.median(waited), "x", 1.0, rounds=waited),
+            Figure("CPU of the checkpoints of all over a step", saved.cpu / newest.cpu, "x"),
+            Figure("time of the same", saved.wall / newest.wall, "x"),
+            Figure("adapter and optimizer of a run", found.state_bytes / 1e6, "MB"),
+            Figure("tensors of a further run over these", found.further / found.state_bytes, "x", 1.01, timed=False),
+        ],
+    )  # fmt: skip
 
 
 def _speed(one: Sequence[float], several: Sequence[float]) -> Case:

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from counterpoint.run.trained import LoraConfig
 from counterpoint.trainer.lora.multi_lora import adapter_spans, apply_lora_to_model
-from perf.bench import many_runs
+from perf import many_runs
 from perf.gpu.steps import Figures
 from perf.step_speed import SHAPES
 
