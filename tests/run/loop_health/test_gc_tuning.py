@@ -68,7 +68,14 @@ def test_growth_counts_be_it_of_small_objects_or_of_buffers(now: Memory, grown: 
         ([(300, 100, 0), (400, 100, 0), (10_100, 100, 0)], 0),
         ([(300, 100, 0), (400, 100, 0), (10_101, 100, 0)], 1),
     ],
-    ids=["none is held", "all were let go once", "more are held", "as many are held", "turns", "most of the machine's"],
+    ids=[
+        "none is held",
+        "all were let go once",
+        "more are held",
+        "as many are held",
+        "turns",
+        "most of what is available",
+    ],
 )
 async def test_only_growth_that_held_rollouts_do_not_explain_may_be_garbage(
     monkeypatch: pytest.MonkeyPatch, looks: list[tuple[int, int, int]], collections: int
@@ -83,7 +90,7 @@ async def test_only_growth_that_held_rollouts_do_not_explain_may_be_garbage(
             raise TimeoutError
         counts.begun, counts.let_go = look
 
-    monkeypatch.setattr(gc_tuning, "machine_memory", lambda: 80_000)
+    monkeypatch.setattr(gc_tuning, "available_bytes", lambda: 80_000)
     monkeypatch.setattr(gc_tuning, "_collecting_the_young", wait)
     monkeypatch.setattr(Memory, "now", lambda: Memory(1, next(memory)))
     monkeypatch.setattr(gc, "collect", lambda: found.append(2))
@@ -161,7 +168,7 @@ async def test_what_held_rollouts_hold_is_not_walked_until_as_many_were_let_go()
 async def test_what_rollouts_leave_at_each_turn_is_collected_in_the_end_though_none_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gc_tuning, "machine_memory", lambda: 64 << 20)
+    monkeypatch.setattr(gc_tuning, "available_bytes", lambda: 64 << 20)
     async with collecting(RolloutCounts(begun=100)) as seen:
         knots = [Knot()]
         lost = weakref.ref(knots[0])
