@@ -36,6 +36,7 @@ from counterpoint.inference.checkpoint import NotSeen
 from counterpoint.inference.loads import LoadClaim, Loads, Origin, digest_of
 from counterpoint.inference.plugin.adapters import UpdateRefused
 from counterpoint.inference.plugin.direct_route import DirectRoute
+from counterpoint.inference.plugin.engine.sending import SendsTogether
 from counterpoint.inference.plugin.parsing import ParserFailed, ParserProcess, ParserRefused, settings_of
 from counterpoint.inference.plugin.receiving import WeightReceiver
 from counterpoint.inference.plugin.scoring import MAX_ONE_BY_ONE, alternatives_of, scores_of, scoring_prompts, warm
@@ -108,6 +109,8 @@ class CounterpointRoutes:
         self.loading: set[asyncio.Task[Response]] = set()
         self.draining = False
         enter("first passes", API_SERVER)
+        client: Any = engine_client
+        client.engine_core._send_input_message = SendsTogether(client.engine_core)
         await engine_client.collective_rpc("counterpoint_begin")
         await warm(engine_client, self.models, serves_adapters=self.updater.serves_adapters)
         if self.secret is not None:  # a job's own server, which its trainer's weights reach soon
