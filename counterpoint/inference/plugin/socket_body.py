@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from counterpoint.transport.files.atomic import write_buffers
 
@@ -59,14 +59,14 @@ class _Answer:
 
     def __init__(self, connection: BoundedConnection) -> None:
         self._connection = connection
-        self._cycle = connection.cycle
+        self._cycle: RequestResponseCycle | None = connection.cycle
+        """Until its answer begins: the two would be garbage for the collector after it."""
         self._head: bytes | None = None
-        self._has_begun = False
 
     def write(self, data: bytes) -> None:
         """Sends what a cycle writes: the head of its answer first, unless it asks for a body before."""
-        if self._cycle.response_started and not self._has_begun:
-            self._has_begun, self._head = True, data
+        if self._cycle is not None and self._cycle.response_started:
+            self._cycle, self._head = None, data
             self._connection.loop.call_soon(self._send_head)
         elif (head := self._head) is not None:
             self._head = None

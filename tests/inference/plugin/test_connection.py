@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import socket
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -260,4 +262,21 @@ async def test_an_answer_without_a_body_is_sent_before_the_next_one(server: uvic
     writer.write(SHORT.replace(b"GET", b"HEAD") + SHORT)
     assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
     assert await answer(reader) == b"200 0"
+    writer.close()
+
+
+async def test_what_is_known_of_a_request_is_freed_without_the_garbage_collector(server: uvicorn.Server) -> None:
+    reader, writer = await connected(server)
+    gc.disable()
+    try:
+        writer.write(SHORT)
+        assert await answer(reader) == b"200 0"
+        (connection,) = server.server_state.connections
+        assert isinstance(connection, BoundedConnection)
+        answered = weakref.ref(connection.cycle)
+        writer.write(SHORT)
+        assert await answer(reader) == b"200 0"
+        await until(lambda: answered() is None, "the end of what the first request left")
+    finally:
+        gc.enable()
     writer.close()
