@@ -35,7 +35,7 @@ class _HoldsOutputs(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, HeldOutputs] = {}
         """Those of unfinished requests; those of aborted ones until everything is sent."""
         self._send_at = 0.0
         self._is_quiet = False
@@ -81,7 +81,7 @@ class _HoldsOutputs(Scheduler):
         request = self.requests.get(output.request_id)
         if output.finish_reason is None and request is not None and may_wait(request, output):
             if (held := self._held.get(output.request_id)) is None:
-                held = self._held[output.request_id] = Held(asked_columns(request))
+                held = self._held[output.request_id] = HeldOutputs(asked_columns(request))
             held.outputs.append(output)
             return None
         if (held := self._held.pop(output.request_id, None)) is None:
@@ -136,7 +136,7 @@ def asked_columns(request: Request) -> int | None:
 
 
 @dataclass(slots=True)
-class Held:
+class HeldOutputs:
     """What is held back of a request."""
 
     columns: int | None
