@@ -32,6 +32,17 @@ def available_bytes() -> int | None:
     return min(found, default=None)
 
 
+def allowed_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Returns how many bytes of memory the machine has or, if that is less, this process's cgroup may have.
+
+    Whatever is in use: a cgroup's use has the file cache, which mostly fills it.
+    """
+    found = [os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES]
+    with suppress(OSError, ValueError):  # as above
+        found.append(int((cgroup / "memory.max").read_text()))
+    return min(found)
+
+
 def peak_bytes() -> int:
     """Returns the largest number of resident bytes of this process so far. Raises `OSError` without `/proc`."""
     lines = Path("/proc/self/status").read_text().splitlines()

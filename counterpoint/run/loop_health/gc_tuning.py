@@ -17,15 +17,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from counterpoint.transport.config import machine_memory
-from counterpoint.transport.process.resident import available_bytes, resident_bytes
+from counterpoint.transport.process.resident import allowed_bytes, resident_bytes
 
 _LOOK_SECONDS = 0.1
 _YOUNG_SECONDS = 0.01
 _GROWTH = 0.5
 """A share of the memory that held rollouts explain: what may be garbage until there is a collection."""
 _LARGEST_SHARE = 0.125
-"""A share of the memory that machine and cgroup have available at first. Growth by it since a collection always causes another,
+"""A share of the memory that machine and cgroup allow. Growth by it since a collection always causes another,
 since an environment may leave garbage at every turn of a long rollout."""
 _NEVER = 2**31 - 1
 
@@ -90,9 +89,9 @@ async def collect_as_memory_grows(rollouts: RolloutCounts) -> None:
     """Collects whenever memory may hold garbage of half of what it held without any. Runs until it is cancelled.
 
     While fewer rollouts were let go since the last collection than are held, or more are held than ever since then, the growth is
-    theirs and is no garbage, up to `_LARGEST_SHARE` of the memory that is available at first.
+    theirs and is no garbage, up to `_LARGEST_SHARE` of the memory that is allowed.
     """
-    largest = _LARGEST_SHARE * (available_bytes() or machine_memory())
+    largest = _LARGEST_SHARE * allowed_bytes()
     collected = before = Memory.now()
     let_go, most = rollouts.let_go, rollouts.held
     while True:

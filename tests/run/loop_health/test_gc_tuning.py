@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,7 @@ from counterpoint.run.loop_health.gc_tuning import (
     freeze_gc,
     infrequent_gc,
 )
+from counterpoint.transport.process.resident import allowed_bytes
 
 
 class Knot:
@@ -90,7 +92,7 @@ async def test_only_growth_that_held_rollouts_do_not_explain_may_be_garbage(
             raise TimeoutError
         counts.begun, counts.let_go = look
 
-    monkeypatch.setattr(gc_tuning, "available_bytes", lambda: 80_000)
+    monkeypatch.setattr(gc_tuning, "allowed_bytes", lambda: 80_000)
     monkeypatch.setattr(gc_tuning, "_collecting_the_young", wait)
     monkeypatch.setattr(Memory, "now", lambda: Memory(1, next(memory)))
     monkeypatch.setattr(gc, "collect", lambda: found.append(2))
@@ -168,7 +170,7 @@ async def test_what_held_rollouts_hold_is_not_walked_until_as_many_were_let_go()
 async def test_what_rollouts_leave_at_each_turn_is_collected_in_the_end_though_none_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gc_tuning, "available_bytes", lambda: 64 << 20)
+    monkeypatch.setattr(gc_tuning, "allowed_bytes", lambda: 64 << 20)
     async with collecting(RolloutCounts(begun=100)) as seen:
         knots = [Knot()]
         lost = weakref.ref(knots[0])
@@ -177,6 +179,15 @@ async def test_what_rollouts_leave_at_each_turn_is_collected_in_the_end_though_n
             knots = [Knot() for _ in range(1000)]
             await asyncio.sleep(0.001)
     assert set(seen) == {2}
+
+
+def test_a_container_whose_files_are_cached_is_allowed_all_that_it_is_given(tmp_path: Path) -> None:
+    """Else its loop would collect ten times a second: the cache fills a container that reads models."""
+    machine = allowed_bytes(tmp_path)
+    (tmp_path / "memory.current").write_text("1000000\n")
+    for said, allowed in (("max", machine), ("1000000", 1_000_000), (str(2 * machine), machine)):
+        (tmp_path / "memory.max").write_text(f"{said}\n")
+        assert allowed_bytes(tmp_path) == allowed
 
 
 @pytest.mark.usefixtures("prompt")
