@@ -3,7 +3,7 @@
 It takes steps until `steps` are committed while the others are under way, so that as many rollouts are in flight at the end as
 after the beginning, and updates a name of weights again and again. It prints what it measured as JSON.
 
-    python -m perf.bench.fleet_daemon LOAD URL...
+    python -m perf.soak.fleet_daemon LOAD URL...
 """
 
 from __future__ import annotations
