@@ -33,7 +33,7 @@ from perf.figures import Case, Figure
 from perf.step_speed import Settings, configurations, random_batch, train_steps, write_model
 
 RUNS = 4
-ROUNDS = 5
+ROUNDS = 4
 MAX_TOKENS = 2048
 """The tokens of a row."""
 SAMPLES, SAMPLE_TOKENS = 64, 128
