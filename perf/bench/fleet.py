@@ -1,6 +1,6 @@
 """Measures a loop beside many servers: 1,024 rollouts in flight at 16, or 16,384 at 256 in full; then two loops with half each.
 
-The daemon's own scheduler, dispatcher, rollouts, step boundary and inference pool run on uvloop (`perf.soak.fleet_daemon`). The
+The daemon's own scheduler, dispatcher, rollouts, step boundary and inference pool run on uvloop (`perf.bench.fleet_daemon`). The
 servers answer after times of a law of lengths, and of their answers one in a thousand is a closed connection
 (`perf.soak.fleet_servers`, four processes). Beside the policy the pool holds other names of weights, and meanwhile the policy
 and the others in turn get new weights again and again.
@@ -16,9 +16,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from perf.bench.command import Size, show
+from perf.bench.fleet_daemon import Found, Load, found_by
 from perf.bench.servers import served_by
 from perf.figures import Case, Figure
-from perf.soak.fleet_daemon import Found, Load, found_by
 
 PROCESSES = 4
 FAILED_SHARE = 0.001

@@ -18,10 +18,10 @@ import uvloop
 
 from counterpoint.inference.pool.pool import InferencePool
 from perf.bench.command import Size, show
+from perf.bench.fleet_daemon import published_weights
 from perf.bench.schedule import run_config
 from perf.bench.servers import served_by
 from perf.figures import Case, Figure
-from perf.soak.fleet_daemon import published_weights
 
 FEW = 16
 VERSIONS = 2

@@ -42,8 +42,8 @@ from counterpoint.run.loop_health.threads import prompt_switching
 from perf.bench.command import Size, show
 from perf.bench.dispatching import run_to_the_end
 from perf.bench.servers import load_server
-from perf.bench.short_turns import REPLY, TURNS, ShortTurns, first_prompt
 from perf.figures import Case, Figure
+from perf.short_turns import REPLY, TURNS, ShortTurns, first_prompt
 from perf.stalls import Stalls, recorded_stalls
 
 DELAY_SECONDS = 0.05
@@ -123,7 +123,7 @@ def run_config(directory: Path, urls: list[str], in_flight: int, steps: int) -> 
         output_dir=directory,
         model="none",
         steps=steps,
-        environments=[EnvironmentConfig(name="short", kind="perf.bench.short_turns:ShortTurns")],
+        environments=[EnvironmentConfig(name="short", kind="perf.short_turns:ShortTurns")],
         sampling=SamplingConfig(max_tokens=COMPLETION_TOKENS),
         # With 16 steps, two thirds of them are under way at once, and the rollouts of all of them are never stale.
         schedule=ScheduleConfig(

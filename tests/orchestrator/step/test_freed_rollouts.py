@@ -15,7 +15,7 @@ from counterpoint.run.config import RunConfig, ScheduleConfig
 from counterpoint.run.loop_health.gc_tuning import RolloutCounts
 from counterpoint.transport.records import Int32Array, Turn
 from perf.bench.dispatching import run_to_the_end
-from perf.bench.short_turns import TURNS, ShortTurns
+from perf.short_turns import TURNS, ShortTurns
 
 GROUPS, GROUP_SIZE = 16, 4
 
@@ -65,7 +65,7 @@ async def test_a_pass_of_the_loop_frees_no_more_than_a_group(tmp_path: Path) -> 
         output_dir=tmp_path,
         model="none",
         steps=1,
-        environments=[EnvironmentConfig(name="short", kind="perf.bench.short_turns:ShortTurns")],
+        environments=[EnvironmentConfig(name="short", kind="perf.short_turns:ShortTurns")],
         schedule=ScheduleConfig(
             group_size=GROUP_SIZE, rollouts_per_step=rollouts, max_inflight_rollouts=rollouts, max_lead_steps=1
         ),

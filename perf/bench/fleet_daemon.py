@@ -3,7 +3,7 @@
 It takes steps until `steps` are committed while the others are under way, so that as many rollouts are in flight at the end as
 after the beginning, and updates a name of weights again and again. It prints what it measured as JSON.
 
-    python -m perf.soak.fleet_daemon LOAD URL...
+    python -m perf.bench.fleet_daemon LOAD URL...
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from counterpoint.run.loop_health.threads import prompt_switching
 from counterpoint.transport.process.child import run
 from perf.bench.dispatching import run_to_the_end
 from perf.bench.schedule import run_config
-from perf.bench.short_turns import ShortTurns
+from perf.short_turns import ShortTurns
 from perf.stalls import recorded_stalls
 
 BETWEEN_UPDATES_SECONDS = 2.5
