@@ -149,7 +149,8 @@ async def _played(load: Load, urls: Sequence[str]) -> _Played:
         updating = asyncio.create_task(_update_in_turn(served, names, directory, played.updates))
         await _play(config, served[0], load.steps, played)
         updating.cancel()
-        await asyncio.gather(*(each.release() for each in served))
+        for each in served:  # one after the other: each is given up at all servers at once
+            await each.release()
     return played
 
 
