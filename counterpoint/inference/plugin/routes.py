@@ -458,9 +458,9 @@ class CounterpointRoutes:
 
         async def every(calls: Iterator[Coroutine[Any, Any, Any]]) -> list[Any]:
             first, *others = calls
-            return (
-                list(await asyncio.gather(first, *others)) if others else [await first]
-            )  # one needs no task of its own
+            if not others:  # one needs no task of its own
+                return [await first]
+            return list(await asyncio.gather(first, *others))
 
         @with_cancellation
         async def run(model: str, raw_request: Request) -> tuple[list[Any], Origin]:
