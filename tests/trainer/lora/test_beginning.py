@@ -120,6 +120,7 @@ def test_a_probe_that_cannot_be_computed_evicts_its_run_alone(
     def lacks_memory(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
 
+    monkeypatch.setattr("counterpoint.trainer.shells.shared.ask_together", lacks_memory)
     monkeypatch.setattr("counterpoint.trainer.shells.entrance.ask", lacks_memory)
     write_member(tmp_path / "job", dense_directory, "child", lora={**PLAIN, "start_from": str(given)})
     write_member(tmp_path / "job", dense_directory, "other")
