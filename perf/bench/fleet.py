@@ -29,7 +29,7 @@ STEP_SHARE = 256
 def measure(size: Size) -> list[Case]:
     """Measures the case `fleet`."""
     in_flight, servers, names = size.pick((512, 8, 4), (1024, 16, 8), (16_384, 256, 64))
-    steps, short = size.pick((60, 40), (500, 200), (500, 100))
+    steps, short = size.pick((60, 40), (500, 200), (500, 250))
     median = size.pick(0.1, 0.5, 6.0)
     load = Load(0, in_flight, names, steps, max(8, in_flight // STEP_SHARE))
     (one,) = _together([load], servers, median)
