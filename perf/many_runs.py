@@ -36,14 +36,14 @@ from perf.step_speed import Settings, configurations, random_batch, write_model
 
 TOKENS = 128
 DEADLINE_SECONDS = 300.0
-"""Of a step, and of the admission of all runs."""
+"""The longest that a step, or the admission of all runs, may take."""
 
 
 SETTINGS = Settings(
     "two-layers", "cpu", groups=1, group_size=1, prompt=TOKENS // 2, completion=TOKENS // 2, shortest=TOKENS // 2,
     steps=1_000_000, row_tokens=2048, lora_rank=4,
 )  # fmt: skip
-"""Of a run's step. On a GPU, `perf.gpu` has others."""
+"""The model and the tokens of a run's step on a CPU; `perf.gpu` has others."""
 
 
 def beside_one(settings: Settings, count: int, rounds: int, directory: Path, *, saves: bool = True) -> Found:
@@ -74,7 +74,7 @@ class _Seconds:
 
     wall: float = 0.0
     cpu: float = 0.0
-    """Of all threads."""
+    """The CPU seconds of all threads of this process."""
 
 
 @dataclass(slots=True)

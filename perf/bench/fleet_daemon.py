@@ -32,6 +32,7 @@ from counterpoint.run.loop_health.threads import prompt_switching
 from counterpoint.transport.process.child import run
 from perf.bench.dispatching import run_to_the_end
 from perf.bench.schedule import run_config
+from perf.commands import PerfError
 from perf.short_turns import ShortTurns
 from perf.stalls import recorded_stalls
 
@@ -89,16 +90,22 @@ class Found:
 def found_by(load: Load, urls: Sequence[str]) -> Found:
     """Returns what a daemon measures, in a process of its own, whose resident size and CPU are then its own."""
     command = [sys.executable, "-P", "-m", __name__, json.dumps(asdict(load)), *urls]
-    return Found(**json.loads(run(f"daemon {load.daemon} of the fleet", command, stderr=None).output))
+    name = f"daemon {load.daemon} of the fleet"
+    outcome = run(name, command, stderr=None)
+    if outcome.code:
+        raise PerfError(f"{name} ended with code {outcome.code}")
+    return Found(**json.loads(outcome.output))
 
 
 def measure(load: Load, urls: Sequence[str]) -> Found:
     """Plays the rollouts."""
+    first = load.in_flight // load.per_step // 2  # steps while the first rollouts begin
+    assert load.steps > first + 1, f"{load.steps} steps; memory is measured after {first} of them"
     logging.getLogger("counterpoint").setLevel(logging.ERROR)  # each failed answer is a warning
     with prompt_switching(), recorded_stalls() as stalls:
         played = uvloop.run(_played(load, urls))
     lag, unstalled = played.trace.distribution(), played.trace.less(stalls.within).distribution()
-    settled = np.array(played.resident[load.in_flight // load.per_step // 2 :])
+    settled = np.array(played.resident[first:])
     return Found(
         played.turns,
         played.seconds,

@@ -87,7 +87,7 @@ def test_another_base_is_far_from_the_published_answers(
 
 @pytest.mark.parametrize(("kind", "row_tokens"), [("dense", 10_000), ("dense", 300), ("moe", 10_000)])
 def test_adapters_answer_together_as_they_do_alone(kind: str, row_tokens: int, request: pytest.FixtureRequest) -> None:
-    """In one pass, or in two of two adapters at most; and one whose numbers are not finite harms no other."""
+    """They are asked in one pass, or in two of two adapters at most, and one whose numbers are not finite harms no other."""
     bench = Bench(request.getfixturevalue(f"{kind}_directory"))
     for slot in range(3):
         bench.admit(slot, rank=4)

@@ -82,7 +82,8 @@ def read_start(directory: Path) -> list[ProcessStart]:
         lines.setdefault((line.process, line.pid), []).append(line)
     if not lines:
         raise UserError(
-            f"nothing is known of a start: {directory} has no {START_FILE}, which `counterpoint run` and its workers write"
+            f"nothing is known of a start: {directory} has no {START_FILE} with a readable line, as `counterpoint run` and its "
+            "workers write it"
         )
     of_processes = sorted(lines.values(), key=lambda notes: notes[0].began)
     return [ProcessStart(notes[0].process, notes[0].pid, _phases(notes)) for notes in of_processes[:MOST_PROCESSES]]

@@ -39,7 +39,7 @@ async def both(before: str, later: str, aside: tuple[str, ...] = ()) -> str:
 
 FORGED = "for d in /app /root; do mkdir -p $d/fd; printf forged > $d/fd/63; printf forged > $d/stdin; done; "
 UNTOUCHED = {
-    "a directory of descriptors": (f"{FORGED} rm /dev/fd; mv /root/fd /dev/fd", "cat <(echo true)", "true\n"),
+    "a directory of descriptors": (f"{FORGED} rm /dev/fd; cd /root; mv fd /dev/fd", "cat <(echo true)", "true\n"),
     "a link to descriptors": (f"{FORGED} ln -sfn /app/fd /dev/fd; mv /dev/fd /dev/f", "cat <(echo true)", "true\n"),
     "standard input": (f"{FORGED} ln -sf /app/stdin /dev/stdin; rm /dev/stdin", "echo true | cat /dev/stdin", "true\n"),
     "standard output": ("ln -sf /app/out /dev/stdout; rm -f /dev/stdout", "echo true > /dev/stdout", "true\n"),
@@ -82,7 +82,7 @@ UNTOUCHED = {
     ),
     "places of files": (
         "mkdir /app; for d in /tmp /var /root /home; do mv $d /app; ln -s /app/fd $d; done",
-        "touch /tmp/x /var/tmp/x /root/x /home/x && stat -c %F /tmp /var /var/tmp /root | sort -u",
+        "cd /root && touch x /tmp/x /var/tmp/x /home/x && stat -c %F /tmp /var /var/tmp /root | sort -u",
         "directory\n",
     ),
     "closed places": ("chmod 0 /tmp /var/tmp /root /", "mktemp -d > /dev/null && ls / | grep -c tmp", "1\n"),

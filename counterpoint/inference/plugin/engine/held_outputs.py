@@ -140,7 +140,7 @@ class HeldOutputs:
     """What is held back of a request."""
 
     columns: int | None
-    """Of `asked_columns`."""
+    """How many log-probabilities of a position it asked for, as `asked_columns` says."""
     outputs: list[EngineCoreOutput] = field(default_factory=list)
 
     def joined(self) -> EngineCoreOutput:
