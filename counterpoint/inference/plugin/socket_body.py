@@ -54,7 +54,8 @@ class _Answer:
     """Takes the place of a cycle's transport: sends the head of an answer together with the first piece of its body.
 
     uvicorn writes the two one after the other: each is a call of the kernel, and wakes a client that waits for the other. A
-    head whose body does not follow at once is sent alone in the loop's next turn.
+    head whose body does not follow at once is sent alone in the loop's next turn, and that of an answer to HEAD, which has none,
+    at once.
     """
 
     def __init__(self, connection: BoundedConnection) -> None:
@@ -66,8 +67,12 @@ class _Answer:
     def write(self, data: bytes) -> None:
         """Sends what a cycle writes: the head of its answer first, unless it asks for a body before."""
         if self._cycle is not None and self._cycle.response_started:
-            self._cycle, self._head = None, data
-            self._connection.loop.call_soon(self._send_head)
+            self._head, is_all = data, self._cycle.scope["method"] == "HEAD"
+            self._cycle = None
+            if is_all:
+                self._send_head()
+            else:
+                self._connection.loop.call_soon(self._send_head)
         elif (head := self._head) is not None:
             self._head = None
             self._connection.transport.writelines([head, data])

@@ -265,6 +265,22 @@ async def test_an_answer_without_a_body_is_sent_before_the_next_one(server: uvic
     writer.close()
 
 
+async def test_an_answer_without_a_body_survives_a_server_that_ends_in_the_same_turn(
+    server: uvicorn.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former = BoundedConnection.on_response_complete
+
+    def ended(self: BoundedConnection) -> None:
+        former(self)
+        self.shutdown()
+
+    monkeypatch.setattr(BoundedConnection, "on_response_complete", ended)
+    reader, writer = await connected(server)
+    writer.write(SHORT.replace(b"GET", b"HEAD"))
+    assert (await reader.read()).startswith(b"HTTP/1.1 200")
+    writer.close()
+
+
 async def test_what_is_known_of_a_request_is_freed_without_the_garbage_collector(server: uvicorn.Server) -> None:
     reader, writer = await connected(server)
     gc.disable()
