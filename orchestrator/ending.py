@@ -15,6 +15,7 @@ from contextlib import suppress
 from counterpoint.orchestrator.step.sender import Sender
 from counterpoint.run.config import RunConfig
 from counterpoint.run.loop_health.threads import in_thread
+from counterpoint.run.trainer_files import checkpoints_directory
 from counterpoint.transport.files.atomic import published_steps
 
 logger = logging.getLogger(__name__)
@@ -70,5 +71,5 @@ def _left_weights(config: RunConfig) -> bool:
 
 
 def _checkpointed(config: RunConfig) -> bool:
-    steps = published_steps(config.output_dir / "trainer" / config.run_id / "checkpoints")
+    steps = published_steps(checkpoints_directory(config.output_dir, config.run_id))
     return max(steps, default=0) >= config.steps

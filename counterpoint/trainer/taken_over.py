@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from counterpoint.run.trainer_files import checkpoints_directory, saved_directory
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.atomic import STABLE, publish_directory, published_steps
 from counterpoint.transport.files.format_number import check_format
@@ -27,16 +28,6 @@ MAX_BYTES = 2**24
 """The size of a checkpoint's `state.json`, which has a number for each weight that is divided over ranks."""
 
 
-def checkpoints_directory(output_dir: Path, run_id: str) -> Path:
-    """Returns the directory of the trainer's checkpoints of a run."""
-    return output_dir / "trainer" / run_id / "checkpoints"
-
-
-def saved_directory(output_dir: Path, run_id: str) -> Path:
-    """Returns the directory of the checkpoints of a run that are kept until their asker removes them."""
-    return output_dir / "trainer" / run_id / "saved"
-
-
 def durable_directories(output_dir: Path, run_id: str) -> dict[int, Path]:
     """Returns the trainer's checkpoints of a run by step, ascending, also those saved until their asker removes them."""
     found: dict[int, Path] = {}
@@ -44,11 +35,6 @@ def durable_directories(output_dir: Path, run_id: str) -> dict[int, Path]:
     for parent in (checkpoints_directory(output_dir, run_id), saved_directory(output_dir, run_id)):
         found |= {step: parent / f"step_{step}" for step in published_steps(parent)}
     return dict(sorted(found.items()))
-
-
-def start_directory(output_dir: Path, run_id: str) -> Path:
-    """Returns the directory of the adapter that a run has begun with."""
-    return output_dir / "trainer" / run_id / "start"
 
 
 def copied_steps(output_dir: Path, run_id: str) -> dict[int, str]:

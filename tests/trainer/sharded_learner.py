@@ -21,6 +21,7 @@ from torch import nn
 
 from counterpoint.inference.digest import digests_of
 from counterpoint.run.config import RunConfig
+from counterpoint.run.trainer_files import checkpoints_directory
 from counterpoint.trainer import learner, ranks
 from counterpoint.trainer.broadcast import own_memory
 from counterpoint.trainer.config import TrainerConfig
@@ -34,7 +35,6 @@ from counterpoint.trainer.runs import checkpoint, shard_files
 from counterpoint.trainer.runs.checkpoints import Checkpoints
 from counterpoint.trainer.runs.manager import MultiRunManager
 from counterpoint.trainer.runs.run import RunProgress
-from counterpoint.trainer.taken_over import checkpoints_directory
 from counterpoint.trainer.updates import reference
 from counterpoint.trainer.work import batch_parts
 from counterpoint.transport.files.atomic import published_steps

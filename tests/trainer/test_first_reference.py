@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from counterpoint.job.population.exploit import request_copy
+from counterpoint.run.trainer_files import start_directory
 from counterpoint.trainer.lora.multi_lora import peft_state
-from counterpoint.trainer.taken_over import start_directory
 from counterpoint.transport.files.atomic import remove_directory
 from tests.trainer.one_process_trainer import Life, broadcast, life, write_member
 from tests.trainer.orchestrator_end import metrics_lines

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from counterpoint.run.config import RunConfig
 from counterpoint.run.trained import TrainingConfig
+from counterpoint.run.trainer_files import checkpoints_directory
 from counterpoint.run.updates import ReferenceConfig
 from counterpoint.trainer import learner
 from counterpoint.trainer.config import TrainerConfig
@@ -32,7 +33,6 @@ from counterpoint.trainer.ranks import Ranks
 from counterpoint.trainer.runs import checkpoint
 from counterpoint.trainer.runs.control_files import evict
 from counterpoint.trainer.runs.manager import MultiRunManager
-from counterpoint.trainer.taken_over import checkpoints_directory
 from counterpoint.trainer.updates.passes import Pass, plan_passes
 from counterpoint.trainer.updates.reference import References
 from counterpoint.trainer.work.contribution import Contribution

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from counterpoint.job.admin.ask import ANSWER_SECONDS, VerbOutcome, ask
 from counterpoint.run.requests import DumpRequest, PauseRequest, ProfileRequest, ResumeRequest, SaveRequest
-from counterpoint.trainer.taken_over import saved_directory
+from counterpoint.run.trainer_files import saved_directory
 
 SAVE_SECONDS = 300.0
 """How long to wait, unless the caller says otherwise: a large optimizer takes its time."""

@@ -31,7 +31,8 @@ from counterpoint.run.branches import BRANCH_FILE, BranchOrigin
 from counterpoint.run.changes import LEARNING_RATE, Change, LearningRates, write_journal
 from counterpoint.run.config import RunConfig
 from counterpoint.run.receipts import RECEIPTS_FILE, head_of
-from counterpoint.trainer.taken_over import linked, start_directory, take_over
+from counterpoint.run.trainer_files import checkpoints_directory, start_directory
+from counterpoint.trainer.taken_over import linked, take_over
 from counterpoint.transport.errors import CheckpointError, UserError
 from counterpoint.transport.files.atomic import remove_directory, write_atomically
 from counterpoint.transport.files.json_lines import append_bytes, read_lines
@@ -155,7 +156,7 @@ def _prepared(config: RunConfig) -> Iterator[Path]:
 
 def _take_state(job: Path, kept: KeptSteps, origin: BranchOrigin, config: RunConfig) -> None:
     run_id, source, step, begun = origin.run, job / f"run_{origin.run}", origin.step, start_directory(job, origin.run)
-    trained = _trained(config) / "checkpoints" / f"step_{origin.trained}"
+    trained = checkpoints_directory(config.output_dir, config.run_id) / f"step_{origin.trained}"
     try:
         checkpoint.take_over(source / "checkpoints" / f"step_{step}", config)
         for again in range(origin.trained + 1, step + 1):

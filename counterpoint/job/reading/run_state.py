@@ -13,6 +13,7 @@ from counterpoint.job.reading.metrics.history import History
 from counterpoint.orchestrator.evaluation.lines import evaluated_steps
 from counterpoint.run.config import RunConfig
 from counterpoint.run.pause import read_pause
+from counterpoint.run.trainer_files import checkpoints_directory
 from counterpoint.trainer.runs.control_files import MAX_REASON_BYTES
 from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_text
@@ -46,7 +47,7 @@ def all_committed(run: RunConfig) -> bool:
 
 def is_finished(run: RunConfig) -> bool:
     """Returns whether no work is left: every step is committed, in the metrics, trained and durable, and its batch deleted."""
-    durable = max(published_steps(run.output_dir / "trainer" / run.run_id / "checkpoints"), default=0)
+    durable = max(published_steps(checkpoints_directory(run.output_dir, run.run_id)), default=0)
     history = History.of(run.output_dir, run.run_id)
     history.refresh()
     return (

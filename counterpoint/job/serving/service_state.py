@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from counterpoint.job.number_format import duration
+from counterpoint.run.trainer_files import saved_directory
 from counterpoint.service.records.structs import run_of
 from counterpoint.service.tinker.status import MOST_MODELS, STATUS_FILE, Status
-from counterpoint.trainer.taken_over import saved_directory
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_bytes
 from counterpoint.transport.typed import met
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from counterpoint.run.batch_files import batch_file
 from counterpoint.run.changes import JOURNAL
+from counterpoint.run.trainer_files import checkpoints_directory
 from counterpoint.trainer.runs import control_files
-from counterpoint.trainer.taken_over import checkpoints_directory, copied_steps, durable_directories
+from counterpoint.trainer.taken_over import copied_steps, durable_directories
 from counterpoint.transport import codec
 from counterpoint.transport.arrays import CodecError
 from counterpoint.transport.errors import UserError

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from counterpoint.run.adapter_description import check_description, require_targets
 from counterpoint.run.trained import LoraConfig, TrainedRun
+from counterpoint.run.trainer_files import start_directory
 from counterpoint.trainer.lora.multi_lora import export_adapter
 from counterpoint.trainer.model.adapters.adapted_layer import MultiLora
-from counterpoint.trainer.taken_over import start_directory
 from counterpoint.transport.files.atomic import STABLE, publish_directory, remove_directory
 from counterpoint.transport.files.untrusted import open_regular
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from counterpoint.inference.checkpoint import is_delta
+from counterpoint.run.trainer_files import checkpoints_directory
 from counterpoint.trainer.runs import checkpoint
 from counterpoint.trainer.runs.control_files import run_directory
 from counterpoint.trainer.runs.run import Run
-from counterpoint.trainer.taken_over import checkpoints_directory
 from counterpoint.transport.files.atomic import published_steps
 
 

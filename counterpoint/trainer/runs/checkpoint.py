@@ -23,10 +23,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from counterpoint.run.trained import TrainedRun
+from counterpoint.run.trainer_files import checkpoints_directory
 from counterpoint.trainer.runs import control_files, shard_files
 from counterpoint.trainer.runs.run import Run, RunProgress
 from counterpoint.trainer.runs.slices import OtherSlices
-from counterpoint.trainer.taken_over import FORMAT, checkpoints_directory, description_of
+from counterpoint.trainer.taken_over import FORMAT, description_of
 from counterpoint.transport.config import IDENTIFIER_PATTERN
 from counterpoint.transport.errors import CheckpointError
 from counterpoint.transport.files.atomic import flush_directory, prune_steps, publish_directory, published_steps

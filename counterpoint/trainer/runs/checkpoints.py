@@ -18,10 +18,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from counterpoint.run.trainer_files import checkpoints_directory
 from counterpoint.trainer.runs import checkpoint, control_files, witness
 from counterpoint.trainer.runs.run import Run
 from counterpoint.trainer.runs.slices import OtherSlices
-from counterpoint.trainer.taken_over import checkpoints_directory
 from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.telemetry.spans import SpanLog
 

@@ -22,12 +22,13 @@ from counterpoint.run.requests import (
     waiting_requests,
     write_answer,
 )
+from counterpoint.run.trainer_files import start_directory
 from counterpoint.trainer.runs import copies
 from counterpoint.trainer.runs.checkpoints import Checkpoints
 from counterpoint.trainer.runs.control_files import run_directory
 from counterpoint.trainer.runs.copies import Copy, CopyRefused
 from counterpoint.trainer.runs.run import Run
-from counterpoint.trainer.taken_over import keep, start_directory
+from counterpoint.trainer.taken_over import keep
 from counterpoint.transport.files.atomic import DISK_FAULTS, published_steps, remove_directory
 from counterpoint.transport.printable import printable
 

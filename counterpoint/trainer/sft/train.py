@@ -14,6 +14,7 @@ from pathlib import Path
 import tomli_w
 
 from counterpoint.environments.data.rows import DataError
+from counterpoint.run.trainer_files import checkpoints_directory
 from counterpoint.trainer.metrics import MetricValue
 from counterpoint.trainer.rank_process import BAD_CONFIGURATION
 from counterpoint.trainer.runs import checkpoint
@@ -21,7 +22,6 @@ from counterpoint.trainer.runs.control_files import run_directory
 from counterpoint.trainer.runs.manager import get_multi_run_manager
 from counterpoint.trainer.sft.batches import SftBatches
 from counterpoint.trainer.sft.config import ENVIRONMENT, SftConfig
-from counterpoint.trainer.taken_over import checkpoints_directory
 from counterpoint.trainer.train import train
 from counterpoint.trainer.work.sources import Data
 from counterpoint.transport.files.atomic import published_steps, write_atomically

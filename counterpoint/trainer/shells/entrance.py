@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Collection
 
 from counterpoint.run.trained import TrainedRun
+from counterpoint.run.trainer_files import start_directory
 from counterpoint.trainer.broadcast import Assembled, Broadcaster
 from counterpoint.trainer.faults import is_fatal
 from counterpoint.trainer.lora.adapter_file import keep_start
@@ -16,7 +17,6 @@ from counterpoint.trainer.runs.run import Run, RunProgress
 from counterpoint.trainer.shells.asked import AskedShell
 from counterpoint.trainer.shells.shared import Shared
 from counterpoint.trainer.shells.steps import StepsShell
-from counterpoint.trainer.taken_over import start_directory
 from counterpoint.trainer.telemetry.mismatch import COMPARED_STEPS
 from counterpoint.transport.telemetry.start_phases import enter
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import orjson
 
 from counterpoint.job.population.exploit import durable_steps, forget_saved
+from counterpoint.run.trainer_files import saved_directory
 from counterpoint.transport.files.atomic import published_steps, write_atomically
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
 from counterpoint.tune.errors import TuneError
@@ -54,7 +55,7 @@ def forget_unnamed(saved: SavedStep, checkpoints: Path) -> None:
         with suppress(TuneError):
             named.add(read_saved(str(file.parent)).step)
     job = Path(saved.job)
-    for step in published_steps(job / "trainer" / saved.run_id / "saved"):
+    for step in published_steps(saved_directory(job, saved.run_id)):
         if step not in named:
             forget_saved(job, saved.run_id, step)
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from counterpoint.run.trainer_files import start_directory
 from counterpoint.trainer.broadcast import Broadcaster
-from counterpoint.trainer.taken_over import start_directory
 from counterpoint.transport.files.atomic import published_steps
 from tests.trainer.one_process_trainer import Death, broadcast, life, write_member
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from counterpoint.run.trainer_files import checkpoints_directory
 from counterpoint.trainer.runs import checkpoint
-from counterpoint.trainer.taken_over import checkpoints_directory
 from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.messages import Hello
 from tests.trainer.conftest import make_run_config

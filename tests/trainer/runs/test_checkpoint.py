@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from counterpoint.run.trainer_files import checkpoints_directory
 from counterpoint.trainer.broadcast import Broadcaster
 from counterpoint.trainer.metrics import MetricsFile
 from counterpoint.trainer.probe import BrokenWeights
 from counterpoint.trainer.runs import checkpoint
 from counterpoint.trainer.runs.checkpoints import Checkpoints
-from counterpoint.trainer.taken_over import checkpoints_directory
 from counterpoint.transport.errors import CheckpointError
 from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.telemetry.spans import SpanLog

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from counterpoint.job.population.exploit import outcome, request_save, wait
+from counterpoint.run.trainer_files import checkpoints_directory
 from counterpoint.trainer.broadcast import Broadcaster
 from counterpoint.trainer.runs import checkpoint, control_files
 from counterpoint.trainer.runs.checkpoint import Snapshot
@@ -24,7 +25,6 @@ from counterpoint.trainer.runs.checkpoints import Checkpoints
 from counterpoint.trainer.runs.run import Run, Shards
 from counterpoint.trainer.runs.shard_files import write_own
 from counterpoint.trainer.runs.slices import OtherSlices
-from counterpoint.trainer.taken_over import checkpoints_directory
 from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.telemetry.spans import SpanLog
 from tests.support.polling import DEADLINE_SECONDS, wait_until

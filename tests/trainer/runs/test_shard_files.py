@@ -9,9 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from counterpoint.run.trainer_files import saved_directory
 from counterpoint.trainer.runs import shard_files
 from counterpoint.trainer.runs.shard_files import file_name, slice_of, write_own
-from counterpoint.trainer.taken_over import keep, saved_directory
+from counterpoint.trainer.taken_over import keep
 from tests.trainer.one_process_trainer import Death, Deaths
 
 WEIGHTS = {"one": torch.arange(15.0).view(5, 3), "two": torch.arange(8.0) + 100}

@@ -13,6 +13,7 @@ from typing import Any
 
 from counterpoint.job.reading.rollouts.rollout_records import finite_number
 from counterpoint.orchestrator.activity import FLEET_FILE
+from counterpoint.run.trainer_files import checkpoints_directory
 from counterpoint.trainer.telemetry.published import MAX_RUNS, RUNS_FILE
 from counterpoint.transport.files.atomic import published_steps
 from counterpoint.transport.files.untrusted import UntrustedFileError, read_json
@@ -195,7 +196,7 @@ def trained_without_lines(directory: Path, run_id: str, in_trainer: Mapping[str,
 
     `in_trainer` is that of `steps_in_trainer`; a run without a slot has the step of its newest checkpoint.
     """
-    step = in_trainer.get(run_id) or max(published_steps(directory / "trainer" / run_id / "checkpoints"), default=0)
+    step = in_trainer.get(run_id) or max(published_steps(checkpoints_directory(directory, run_id)), default=0)
     return {step: {"step": step}} if step > 0 else {}
 
 

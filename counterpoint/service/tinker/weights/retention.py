@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from counterpoint.run.trainer_files import checkpoints_directory, saved_directory
 from counterpoint.service.records.store import GOES_ON, OF_A_SESSION, RecordStore
 from counterpoint.service.records.structs import ModelRecord, SavedRecord, run_of
 from counterpoint.transport.files.atomic import remove_directory
@@ -154,7 +155,7 @@ def _state(record: SavedRecord, output_dir: Path, run_id: str) -> Path | None:
     """Returns the directory of a saved state, or None at step 0, which has none."""
     if record.directory or not record.step:
         return None
-    return output_dir / "trainer" / run_id / "saved" / f"step_{record.step}"
+    return saved_directory(output_dir, run_id) / f"step_{record.step}"
 
 
 def _published(record: SavedRecord) -> list[Path]:
@@ -174,4 +175,4 @@ def _exists(record: SavedRecord, output_dir: Path, run_id: str) -> bool:
 def _has_begun(model: ModelRecord, output_dir: Path) -> bool:
     """Whether a model's run has taken over the state that it begins with."""
     own = output_dir / "trainer" / model.run_id
-    return (own / "copies" / "step_0").exists() or any(own.glob("checkpoints/step_*"))
+    return (own / "copies" / "step_0").exists() or any(checkpoints_directory(output_dir, model.run_id).glob("step_*"))
