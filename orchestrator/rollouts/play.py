@@ -12,7 +12,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from counterpoint.environments.base import Environment, Model, Reply, Unavailable, answer_of
@@ -31,6 +33,7 @@ from counterpoint.environments.reward import (
 )
 from counterpoint.environments.sampling import SAMPLED, CallOverrides, SamplingConfig, SamplingOverrides
 from counterpoint.inference.base import InferenceError, RequestRefused, SamplingParameters
+from counterpoint.inference.pool.deadlines import BlockDeadlines
 from counterpoint.orchestrator.rollouts.players import GeneratingPool, OpponentModel, PlayerModel, as_prompt
 from counterpoint.orchestrator.rollouts.trajectories import OpenBranches
 from counterpoint.run.loop_health.watchdog import awaiting
@@ -44,6 +47,9 @@ _CANCELLING_SECONDS = 10.0
 
 _given_up: set[asyncio.Task[BaseException | None]] = set()
 """Tasks of environments that ignore their cancellation."""
+
+_deadlines = BlockDeadlines()
+"""The deadlines of all environments' work."""
 
 _WAITED_SHARE = 0.5
 """A share of a rollout's deadline. If a rollout fails after one of its model calls waited longer than this and was cancelled,
@@ -321,8 +327,13 @@ async def _failure(loaded: LoadedEnvironment, work: Callable[[], Awaitable[None]
     ours = asyncio.current_task()
     assert ours is not None
     theirs = asyncio.create_task(_raised(work), name=ours.get_name())
+    loop = asyncio.get_running_loop()
+    over = loop.create_future()
+    theirs.add_done_callback(partial(_note_end, over))
     try:
-        await asyncio.wait({theirs}, timeout=seconds)
+        # `asyncio.wait` with a timeout would cost a rollout of one turn as much as its two tasks.
+        with suppress(TimeoutError), _deadlines.until(loop.time() + seconds):
+            await over
     except asyncio.CancelledError:
         await _cancel(theirs, loaded)
         raise
@@ -333,6 +344,11 @@ async def _failure(loaded: LoadedEnvironment, work: Callable[[], Awaitable[None]
     if isinstance(error, asyncio.CancelledError):
         return "the environment cancelled itself: CancelledError came out of its code"
     return None if error is None else describe_error(error)
+
+
+def _note_end(over: asyncio.Future[None], theirs: asyncio.Task[BaseException | None]) -> None:
+    if not over.done():  # nobody waits for it any more
+        over.set_result(None)
 
 
 async def _cancel(theirs: asyncio.Task[BaseException | None], loaded: LoadedEnvironment) -> bool:

@@ -20,7 +20,7 @@ from counterpoint.inference.per_tick_limiter import PerTickLimiter
 from counterpoint.inference.pool import held as machine
 from counterpoint.inference.pool import liveness
 from counterpoint.inference.pool.activity import ServerActivity
-from counterpoint.inference.pool.deadlines import end
+from counterpoint.inference.pool.deadlines import DeadlineBlock
 from counterpoint.inference.pool.fleet import FleetMember, Name
 from counterpoint.inference.pool.held import Held
 from counterpoint.inference.pool.progress import ServerProgress
@@ -67,8 +67,8 @@ class Holder:
         self.held = Held(server.url, name.model, follows=name.follows, interval=config.health_interval_seconds)
         server.names[name] = self.held
         self.activity = ServerActivity(server.url)
-        self.requests: set[asyncio.Timeout] = set()
-        """The timeouts of the requests at the server. Each expires when the server goes out."""
+        self.requests: set[DeadlineBlock] = set()
+        """The blocks of the requests at the server. Each ends when the server goes out."""
         self.resolved = asyncio.Event()
         """Set unless answers have to wait for a proof."""
         self.resolved.set()
@@ -309,4 +309,4 @@ class Holder:
     def _end_requests(self) -> None:
         requests, self.requests = self.requests, set()
         for request in requests:
-            end(request)
+            request.end()

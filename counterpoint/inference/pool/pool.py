@@ -362,23 +362,19 @@ class Served(Places):
         if not holder.held.counts:  # It was taken out, and may load again, since this request got its place.
             raise self._gone(holder)
         # One block for both, which the holder and the deadlines end: two, or two tasks, would cost each request more.
-        block = asyncio.timeout(None)
+        block = self._servers.deadlines.until(due)
         try:
-            async with block:
+            with block:
                 holder.requests.add(block)
-                self._servers.deadlines.watch(block, due)
                 answer = await call(holder.client, request, self._bounds)
                 if not holder.resolved.is_set():
                     await holder.resolved.wait()
-            if block.when() is not None:  # It was ended just as the answer came.
-                raise TimeoutError
         except TimeoutError:
-            if self._servers.deadlines.has_ended(block):
+            if block.was_due:
                 raise
             raise self._gone(holder) from None
         finally:
             holder.requests.discard(block)
-            self._servers.deadlines.forget(block)
         if isinstance(answer, Completion | Scores):
             holder.check_origin(answer.origin)
         return answer
