@@ -6,7 +6,7 @@ Nothing here needs torch, so the command line does it, too.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -53,6 +53,14 @@ def copied_steps(output_dir: Path, run_id: str) -> dict[int, str]:
     except UntrustedFileError as error:
         raise UserError(str(error)) from None
     return found
+
+
+def leading_to(step: int, checkpoints: Iterable[int], batches: Container[int]) -> list[int]:
+    """Returns those of the checkpoints' steps after which there is the batch of each step up to `step`, if any."""
+    first = step
+    while first in batches:
+        first -= 1
+    return [each for each in checkpoints if first <= each <= step]
 
 
 def description_of(directory: Path, run_id: str, step: int) -> dict[str, Any]:

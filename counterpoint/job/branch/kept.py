@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from counterpoint.job.admin.ask import run_directory
 from counterpoint.job.directory import written_config
 from counterpoint.run.batch_files import batch_file
-from counterpoint.trainer.taken_over import copied_steps, durable_directories
+from counterpoint.trainer.taken_over import copied_steps, durable_directories, leading_to
 from counterpoint.transport.errors import UserError
 from counterpoint.transport.files.atomic import published_steps
 
@@ -30,9 +29,7 @@ class KeptSteps:
     trained: dict[int, Path]
     """The trainer's checkpoints by step, ascending."""
     batches: dict[int, Path]
-    """The recorded batches by step."""
-    copied: Collection[int]
-    """Steps at which the trainer copied another run: it did not train their batches."""
+    """The recorded batches by step that the trainer has trained: not those at which it copied another run."""
     can_begin_anew: bool
     """Whether a run with the same configuration begins with the same weights."""
 
@@ -41,11 +38,7 @@ class KeptSteps:
 
         0 is the run's beginning, of which there is none.
         """
-        first = step
-        while first in self.batches and first not in self.copied:
-            first -= 1
-        begun = [0] if first == 0 and self.can_begin_anew else []
-        return begun + [each for each in self.trained if first <= each <= step]
+        return leading_to(step, [*([0] if self.can_begin_anew else []), *self.trained], self.batches)
 
     @property
     def steps(self) -> list[int]:
@@ -69,7 +62,8 @@ def kept_of(job: Path, run_id: str) -> KeptSteps:
     """Returns what a run has kept. Raises `NotThere`, and `UserError` for metrics of the trainer that are no regular file."""
     run_dir = run_directory(job, run_id)
     rollouts = run_dir / "rollouts"
-    batches = {step: batch_file(rollouts / f"step_{step}") for step in published_steps(rollouts)}
+    copied = copied_steps(job, run_id)
+    batches = {step: batch_file(rollouts / f"step_{step}") for step in published_steps(rollouts) if step not in copied}
     training = written_config(job, run_id).get("training", {})
     tables = [training, training.get("lora")] if isinstance(training, dict) else []
     # What these begin with may be another state by now.
@@ -79,7 +73,6 @@ def kept_of(job: Path, run_id: str) -> KeptSteps:
         published_steps(run_dir / "checkpoints"),
         durable_directories(job, run_id),
         {step: path for step, path in batches.items() if path.is_file()},
-        copied_steps(job, run_id),
         names.isdisjoint({"start_from", "value_head"}),
     )
 

@@ -15,7 +15,7 @@ from counterpoint.run.batch_files import batch_file
 from counterpoint.run.changes import JOURNAL
 from counterpoint.run.trainer_files import checkpoints_directory
 from counterpoint.trainer.runs import control_files
-from counterpoint.trainer.taken_over import copied_steps, durable_directories
+from counterpoint.trainer.taken_over import copied_steps, durable_directories, leading_to
 from counterpoint.transport import codec
 from counterpoint.transport.arrays import CodecError
 from counterpoint.transport.errors import UserError
@@ -106,21 +106,19 @@ def find(output_dir: Path, run_id: str, step: int, max_batch_bytes: int, at_most
             "Batches are kept from the oldest kept checkpoint of the trainer on (trainer.keep_checkpoints), and as many more as "
             "keep_batches says"
         )
-    begun = [each for each in (0, *durable_directories(output_dir, run_id)) if each < step]
-    usable = [each for each in sorted(begun) if batches.issuperset(range(each + 1, step))]
+    copied = copied_steps(output_dir, run_id)
+    own = batches - copied.keys()
+    usable = [each for each in leading_to(step, [0, *durable_directories(output_dir, run_id)], own) if each < step]
     if not usable:
-        lacking = max(each for each in range(1, step) if each not in batches)
+        lacking = max(each for each in range(1, step + 1) if each not in own)
+        if lacking in copied:
+            raise NotKept(f"step {lacking} of run {run_id} was not trained: {copied[lacking]}")
         raise NotKept(
             f"step {step} of run {run_id} cannot be trained again: the batch of step {lacking} was not kept, nor a checkpoint "
             "of the trainer from that step on (trainer.keep_checkpoints)"
         )
     early = [each for each in usable if at_most is None or each <= at_most]
-    kept = Kept(output_dir, run_id, step, early[-1] if early else usable[0], max_batch_bytes)
-    copied = copied_steps(output_dir, run_id)
-    for each in range(kept.first + 1, step + 1):
-        if each in copied:
-            raise NotKept(f"step {each} of run {run_id} was not trained: {copied[each]}")
-    return kept
+    return Kept(output_dir, run_id, step, early[-1] if early else usable[0], max_batch_bytes)
 
 
 def _batch_file(output_dir: Path, run_id: str, step: int) -> Path:

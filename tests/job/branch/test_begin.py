@@ -315,6 +315,10 @@ def test_no_step_is_trained_again_at_which_another_run_was_copied(original: RunC
     assert kept_of(original.output_dir, "old").steps == [2]
     with pytest.raises(NotKept, match="step 3 of run old was not trained: it is a copy of step 9 of run best"):
         find(original.output_dir, "old", 3, 2**30)
+    (original.output_dir / "trainer" / "metrics.jsonl").unlink()
+    write_lines(original.output_dir / "trainer" / "metrics.jsonl", [{**lines[1], "step": 2}])
+    record_batches(original, 1, 2)
+    assert find(original.output_dir, "old", 3, 2**30, at_most=0).first == 2, "the checkpoint after the copy"
 
 
 @pytest.mark.parametrize(
