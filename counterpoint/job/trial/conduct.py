@@ -7,7 +7,7 @@ Whatever is killed, the same trial goes on when it is asked for again: recorded 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -44,43 +44,74 @@ def conduct(
     with alone(record.directory / "lock", f"another process carries out {record.name} already"):
         if (verdict := record.verdict) is not None:
             return verdict
-        known = record.asked
-        is_begun = record.is_begun
+        known, is_begun = record.asked, record.is_begun
         if known is None or not is_begun:
             record.begin(known := asked)
-        if of_newest and not is_begun:
-            known = _of_newest(job, record, asked)
-        return _Trial(job, record, known, say).run()
+        known, branches = _branches(job, record, known, of_newest and not is_begun)
+        return _Trial(job, record, known, branches, say).run()
 
 
-def _of_newest(job: Path, record: TrialRecord, asked: TrialAsked) -> TrialAsked:
-    """Makes both branches, of a newer step if the run, which goes on, has removed the one that is asked. Returns what holds.
+def _branches(
+    job: Path, record: TrialRecord, asked: TrialAsked, may_be_newer: bool
+) -> tuple[TrialAsked, dict[Side, RunConfig]]:
+    """Makes the branches that were not made. Returns them, and what holds: a newer step if the run has removed the one asked.
 
-    Raises `StepNotKept` if it was quicker each time.
+    Raises `StepNotKept` if it may not be newer, or the run was quicker each time, and `UserError` for branches of another step.
     """
-    for left in reversed(range(MOST_STEPS)):
-        made = list[str]()
+    left = MOST_STEPS
+    while True:
+        made = dict[Side, RunConfig]()
         try:
             for side in SIDES:
-                begin.branch(job, asked.run, asked.step, record.branch(side), changes_of(job, record, asked, side))
-                made.append(record.branch(side))
-            break
-        except StepNotKept:
-            for name in made:
-                remove_directory(job / f"run_{name}")
-                remove_directory(job / "trainer" / name)
-            if not left:
+                made[side] = _branch(job, record, asked, side)
+            return asked, made
+        except StepNotKept as error:
+            left -= 1
+            if may_be_newer:
+                for config in made.values():
+                    remove_directory(config.run_dir)
+                    remove_directory(job / "trainer" / config.run_id)
+            elif record.is_begun:
+                raise StepNotKept(
+                    f"{error}. To try the change from another step, remove {_directories(job, record)}, or name a step by --step"
+                ) from None
+            if not (may_be_newer and left):
                 raise
-            asked = asked.model_copy(update={"step": kept_of(job, asked.run).check(None)})
-            record.begin(asked)
-    return asked
+        asked = asked.model_copy(update={"step": kept_of(job, asked.run).check(None)})
+        record.begin(asked)
+
+
+def _branch(job: Path, record: TrialRecord, asked: TrialAsked, side: Side) -> RunConfig:
+    """Returns a branch, which is made unless it was. Raises `StepNotKept`, and `UserError` for one of another step."""
+    directory = record.run_dir(side)
+    if (origin := origin_of(directory)) is None:
+        return begin.branch(job, asked.run, asked.step, record.branch(side), changes_of(job, record, asked, side))
+    if origin.step == asked.step:
+        return made_config(directory)
+    raise UserError(
+        f"{directory} is a branch of step {origin.step}, and not of step {asked.step}: remove {_directories(job, record)}"
+    )
+
+
+def _directories(job: Path, record: TrialRecord) -> str:
+    """The directories of a trial, for people."""
+    runs = [record.run_dir(side) for side in SIDES]
+    trained = [job / "trainer" / record.branch(side) for side in SIDES]
+    return ", ".join(str(each) for each in (record.directory, *runs, *trained) if each.exists())
 
 
 class _Trial:
     """One process's part of a trial."""
 
-    def __init__(self, job: Path, record: TrialRecord, asked: TrialAsked, say: Callable[[str], None]) -> None:
-        self._job, self._record, self._asked, self._say = job, record, asked, say
+    def __init__(
+        self,
+        job: Path,
+        record: TrialRecord,
+        asked: TrialAsked,
+        branches: Mapping[Side, RunConfig],
+        say: Callable[[str], None],
+    ) -> None:
+        self._job, self._record, self._asked, self._branches, self._say = job, record, asked, branches, say
         self._decisions = TrialDecisions(asked.step, asked.tokens)
 
     def run(self) -> TrialVerdict:
@@ -112,37 +143,12 @@ class _Trial:
     def _branch(self, reader: BranchReader) -> PlayedBranch:
         asked, side = self._asked, reader.side
         return PlayedBranch(
-            self._config(side),
+            self._branches[side],
             partial(self._has_moved, reader),
             partial(self._decisions.is_to_end, side),
             STALL_SECONDS,
             lambda name: self._say(f"run {name}, {side} the change, from step {asked.step} of run {asked.run}"),
         )
-
-    def _config(self, side: Side) -> RunConfig:
-        """Begins a branch that was not. Raises `StepNotKept`, and says what to remove if the other is bound to that step."""
-        asked, directory = self._asked, self._record.run_dir(side)
-        if (origin := origin_of(directory)) is not None:
-            if origin.step == asked.step:
-                return made_config(directory)
-            raise UserError(
-                f"{directory} is a branch of step {origin.step}, and not of step {asked.step}: remove {self._made()}"
-            )
-        changes = changes_of(self._job, self._record, asked, side)
-        try:
-            return begin.branch(self._job, asked.run, asked.step, self._record.branch(side), changes)
-        except StepNotKept as error:
-            if not self._record.is_begun:
-                raise
-            raise StepNotKept(
-                f"{error}. To try the change from another step, remove {self._made()}, or name a step by --step"
-            ) from None
-
-    def _made(self) -> str:
-        """The directories of this trial, for people."""
-        runs = [self._record.run_dir(side) for side in SIDES]
-        trained = [self._job / "trainer" / self._record.branch(side) for side in SIDES]
-        return ", ".join(str(each) for each in (self._record.directory, *runs, *trained) if each.exists())
 
     def _has_moved(self, reader: BranchReader) -> bool:
         """Records what a branch has measured, and notes what it has used. Returns whether it has made a step or an evaluation."""
