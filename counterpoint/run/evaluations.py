@@ -28,6 +28,9 @@ class EvaluationConfig(Config):
     interval: int = Field(default=10, ge=1)
     """Steps between two evaluations. The first and the last policy version are evaluated, too."""
 
+    at_start: bool = True
+    """Whether the first policy version is evaluated: that of no step, or of the step that a branch comes from."""
+
     examples: int | None = Field(default=None, ge=1)
     """Examples of each environment: a fixed choice, the same for every step, seed and run. Unset: all."""
 

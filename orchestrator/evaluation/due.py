@@ -1,8 +1,8 @@
 """Decides which evaluation is next, as policy versions come. Pure: `evaluations.py` plays it.
 
-An evaluation is due at the first version, at the first that reaches or passes a multiple of its interval, and at the last one.
-One is played at a time. If a newer version is due before an older one of the same evaluation has begun, the older one is
-skipped. So a slow evaluation measures fewer versions, and none piles up.
+An evaluation is due at the first version unless it says otherwise, at the first that reaches or passes a multiple of its
+interval, and at the last one. One is played at a time. If a newer version is due before an older one of the same evaluation has
+begun, the older one is skipped. So a slow evaluation measures fewer versions, and none piles up.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ from counterpoint.run.evaluations import EvaluationConfig
 
 
 class DueEvaluations:
-    """The evaluations that wait, by name with their due version. `done` is the newest evaluated version of each."""
+    """The evaluations that wait, by name with their due version."""
 
-    def __init__(self, evaluations: Sequence[EvaluationConfig], steps: int, done: Mapping[str, int]) -> None:
+    def __init__(
+        self, evaluations: Sequence[EvaluationConfig], begun: int, steps: int, done: Mapping[str, int]
+    ) -> None:
+        """`begun` and `steps` are the run's first and last version, `done` the newest evaluated version of each evaluation."""
         self._intervals = {evaluation.name: evaluation.interval for evaluation in evaluations}
         self._steps = steps
-        self._newest = {name: version for name, version in done.items() if name in self._intervals}
+        self._newest = {each.name: begun for each in evaluations if not each.at_start}
+        self._newest |= {name: version for name, version in done.items() if name in self._intervals}
         """The newest version that was due, by name."""
         self._waiting: dict[str, int] = {}
 

@@ -33,6 +33,7 @@ from counterpoint.orchestrator.scheduling.events import (
     StartEvaluationRollouts,
 )
 from counterpoint.orchestrator.step.records import write_records
+from counterpoint.run.branches import origin_of
 from counterpoint.run.config import RunConfig
 from counterpoint.run.loop_health.threads import in_thread
 from counterpoint.transport.files.atomic import publish_directory, published_steps, remove_directory
@@ -76,8 +77,8 @@ class Evaluations:
         self._say = say
         self._transcribe = transcribe
         self._exact = config.training.lora is not None
-        done = evaluated_steps(config.run_dir) if loaded else {}
-        self._due = DueEvaluations(config.evaluations, config.steps, done)
+        done, origin = evaluated_steps(config.run_dir) if loaded else {}, origin_of(config.run_dir)
+        self._due = DueEvaluations(config.evaluations, 0 if origin is None else origin.step, config.steps, done)
         for name in self._loaded:
             self._take_up_held(name, done.get(name, -1))
         self._versions: asyncio.Queue[int] | None = asyncio.Queue() if loaded else None

@@ -94,12 +94,14 @@ def trial_name(run_id: str, changes: Mapping[str, str], tokens: int, step: int |
 def changes_of(job: Path, record: TrialRecord, asked: TrialAsked, side: Side) -> dict[str, str]:
     """Returns the changes by which a branch is made: what is tried, and the one evaluation, as often as the trial compares.
 
-    The evaluation samples as it does without the change, also where that is of the run's `sampling`.
+    The evaluation samples as it does without the change, also where that is of the run's `sampling`. It measures no step that
+    the branches have in common: their weights are the same there, so that it would say nothing of the change.
     """
     config = branched_config(job, asked.run, asked.step, record.branch(side), {})
     own = _evaluation_of(config, asked.run, asked.evaluation)
     sampling = config.sampling.table() | own.sampling.table()
     measuring = own.table() | {"interval": asked.interval, "share": max(own.share, SHARE), "sampling": sampling}
+    measuring["at_start"] = False
     tried = asked.changes if side == "with" else {}
     return {**tried, "evaluations": orjson.dumps([measuring]).decode()}
 

@@ -79,7 +79,7 @@ def test_both_branches_are_measured_as_the_run_is(run: RunConfig) -> None:
     assert (plain.steps, changed.steps) == (STEPS, STEPS)
     assert plain.evaluations == changed.evaluations
     (own,) = changed.evaluations
-    assert (own.name, own.interval, own.share) == ("other", 3, SHARE)
+    assert (own.name, own.interval, own.share, own.at_start) == ("other", 3, SHARE, False)
     (environment,) = own.environments
     assert changed.sampling_of(environment, own).temperature == 0.7
     assert environment == run.evaluations[1].environments[0]

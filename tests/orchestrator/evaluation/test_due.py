@@ -7,13 +7,15 @@ from counterpoint.orchestrator.evaluation.due import DueEvaluations
 from counterpoint.run.evaluations import EvaluationConfig
 
 
-def due(*intervals: int, steps: int = 20, done: dict[str, int] | None = None) -> DueEvaluations:
+def due(
+    *intervals: int, at_start: bool = True, begun: int = 0, steps: int = 20, done: dict[str, int] | None = None
+) -> DueEvaluations:
     environment = EnvironmentConfig(name="words", kind="reverse-text")
     evaluations = [
-        EvaluationConfig(name=f"every-{interval}", environments=[environment], interval=interval)
+        EvaluationConfig(name=f"every-{interval}", environments=[environment], interval=interval, at_start=at_start)
         for interval in intervals
     ]
-    return DueEvaluations(evaluations, steps, done or {})
+    return DueEvaluations(evaluations, begun, steps, done or {})
 
 
 def test_first_multiples_and_last() -> None:
@@ -25,6 +27,14 @@ def test_first_multiples_and_last() -> None:
             begun.append(each[1])
     assert begun == [0, 8, 16, 20]
     assert evaluations.all_begun
+
+
+def test_a_branch_may_leave_out_the_version_that_it_begins_with() -> None:
+    evaluations = due(5, at_start=False, begun=5, steps=12)
+    found = [version for version in range(5, 13) if evaluations.version_loaded(version)]
+    assert found == [10, 12]
+    resumed = due(5, at_start=False, begun=5, steps=12)
+    assert resumed.version_loaded(11), "a process that begins later does not leave out what was due meanwhile"
 
 
 def test_a_version_that_passes_a_multiple_is_due_once() -> None:
