@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import http.client
-import importlib.metadata
 import logging
 import math
 import os
@@ -29,6 +28,7 @@ import orjson
 from counterpoint.inference import identity
 from counterpoint.inference.checkpoint import is_delta
 from counterpoint.inference.config import InferenceConfig
+from counterpoint.inference.early_program import PROGRAM, EarlyProgram, cpu_environment, on_cpu
 from counterpoint.inference.model_facts import (
     EXPERT_COUNTS,
     attention_heads,
@@ -44,7 +44,6 @@ from counterpoint.inference.token import API_KEY_FILE_VARIABLE, read_tokens
 from counterpoint.transport.files.own_directory import remove_left
 from counterpoint.transport.printable import shortened
 from counterpoint.transport.process.child import Child, last_lines, size_of
-from counterpoint.transport.process.cores import own_cores
 from counterpoint.transport.process.exit_codes import describe_exit
 from counterpoint.transport.process.launch import TEMPORARY
 from counterpoint.transport.process.notify import notify_failure
@@ -114,12 +113,14 @@ def serve(
     config: InferenceConfig,
     on_ready: Callable[[], None],
     beat: Callable[[str, str], None] = lambda trouble, phase: None,
+    early: EarlyProgram | None = None,
 ) -> int:
     """Runs one vLLM server until it ends or a stop request arrives; a second one kills it. Call from the main thread.
 
     `on_ready` is called once the server has answered its health check, `beat` every 5 s with the problem that keeps vLLM from
-    working, empty for none, and with what it does before it is ready. Returns 128 + the signal after a stop request, 2 if the
-    configuration cannot work, 1 for anything else: the port is taken, the server did not start in time, or ended by itself.
+    working, empty for none, and with what it does before it is ready. `early` is a program of vLLM that waits for its order.
+    Returns 128 + the signal after a stop request, 2 if the configuration cannot work, 1 for anything else: the port is taken,
+    the server did not start in time, or ended by itself.
     """
     try:
         check_configuration(config)
@@ -135,7 +136,7 @@ def serve(
             remove_left(Path(tempfile.gettempdir()), TEMPORARY)
             check_port(config.host, config.port)
             own = _Output(config)
-            child = _start(config, environment)
+            child = _start(config, environment, early)
             enter("waits for its API server")
             try:
                 return _watch(child, config, environment, signals, on_ready, beat, own)
@@ -285,7 +286,7 @@ def _decides_elsewhere(config: InferenceConfig, flag: str) -> bool:
 
 def server_command(config: InferenceConfig) -> list[str]:
     """Returns vLLM's command line. It contains no secret."""
-    command = [sys.executable, "-P", "-m", "counterpoint.inference.plugin.program"]
+    command = [sys.executable, "-P", "-m", PROGRAM]
     command += ["--model", config.model, "--host", config.host, "--port", str(config.port)]
     command += ["--dtype", config.dtype, "--seed", str(config.seed)]
     command += ["--max-model-len", str(config.max_model_len), "--max-num-seqs", str(config.max_num_seqs)]
@@ -334,7 +335,7 @@ def server_command(config: InferenceConfig) -> list[str]:
 
 def server_environment(config: InferenceConfig) -> dict[str, str]:
     """Returns the child's environment. Raises `ValueError` if the token file cannot be read."""
-    environment = dict(os.environ)
+    environment = cpu_environment() if on_cpu() else dict(os.environ)
     environment.update(
         HF_HUB_OFFLINE="1",
         TRANSFORMERS_OFFLINE="1",
@@ -349,22 +350,12 @@ def server_environment(config: InferenceConfig) -> dict[str, str]:
     if config.identity_file is not None:
         identity.read(config.identity_file)
         environment[identity.VARIABLE] = str(config.identity_file.absolute())
-    if on_cpu():
-        # vLLM would bind a thread to each core and let it spin; trainer and orchestrator on this machine need the cores, too.
-        environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-        environment.setdefault("OMP_NUM_THREADS", str(own_cores() or os.cpu_count() or 1))
-        environment.setdefault("OMP_WAIT_POLICY", "passive")
-        # The first request would compile two small functions of the sampler for seconds (`vllm.v1.sample.ops`). The model itself
-        # runs eagerly.
-        environment.setdefault("TORCH_COMPILE_DISABLE", "1")
-        # Else each function that vLLM decorates with `torch.compile` has Inductor imported, for its options.
-        environment.setdefault("TORCHDYNAMO_DISABLE", environment["TORCH_COMPILE_DISABLE"])
-        if _computes_in_engine(config):
-            # vLLM 0.32 replaces the executor on a CPU unless this is set, since it sets OpenMP's variables for a worker. They
-            # are set above. The engine stays a process of its own: a server knows no other way.
-            environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-            # The engine shares the server's imports (`counterpoint/inference/plugin/forking_server.py`); it has no workers.
-            environment["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+    if on_cpu() and _computes_in_engine(config):
+        # vLLM 0.32 replaces the executor on a CPU unless this is set, since it sets OpenMP's variables for a worker. They are set
+        # already (`cpu_environment`). The engine stays a process of its own: a server knows no other way.
+        environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        # The engine shares the server's imports (`counterpoint/inference/plugin/forking_server.py`); it has no workers.
+        environment["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
     if config.lora is not None:
         environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if config.api_key_file is not None:
@@ -395,14 +386,6 @@ def _computes_in_engine(config: InferenceConfig) -> bool:
     return config.tensor_parallel_size == 1 and not any("executor-backend" in word for word in config.extra_args)
 
 
-def on_cpu() -> bool:
-    """Whether the installed vLLM is the CPU build, determined without importing it."""
-    try:
-        return bool(importlib.metadata.version("vllm-cpu"))
-    except importlib.metadata.PackageNotFoundError:
-        return False
-
-
 def address_of(host: str) -> str:
     """Returns the address of `host` on which vLLM listens, and which is checked: its first IPv4 address, as vLLM chooses.
 
@@ -412,9 +395,16 @@ def address_of(host: str) -> str:
     return str(min(found, key=lambda entry: entry[0] is not socket.AF_INET)[4][0])
 
 
-def _start(config: InferenceConfig, environment: dict[str, str]) -> Child:
+def _start(config: InferenceConfig, environment: dict[str, str], early: EarlyProgram | None) -> Child:
+    """Starts vLLM, or gives the program that was started early its order, unless its output is to go into a file of its own."""
+    command = server_command(config)
+    if early is not None:
+        arguments = command[command.index(PROGRAM) + 1 :]
+        if config.log_file is None and (child := early.ordered(arguments, environment)) is not None:
+            return child
+        early.end()
     ours = None if config.log_file is not None else sys.stderr.fileno()
-    return Child("vLLM", server_command(config), environment=environment, log=config.log_file, stdout=ours, stderr=ours)
+    return Child("vLLM", command, environment=environment, log=config.log_file, stdout=ours, stderr=ours)
 
 
 def _watch(

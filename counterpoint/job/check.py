@@ -17,8 +17,9 @@ from typing import Any, TextIO
 from counterpoint.cluster.errors import BackendError
 from counterpoint.environments.config import EnvironmentConfig
 from counterpoint.environments.import_path import variable_of
+from counterpoint.inference.early_program import on_cpu
 from counterpoint.inference.port_claim import check_port
-from counterpoint.inference.server import check_configuration, on_cpu
+from counterpoint.inference.server import check_configuration
 from counterpoint.job.config import JobConfig
 from counterpoint.job.configuration.layers import forget_environment
 from counterpoint.job.configuration.named_files import check_beginning, check_job_files, check_run_files

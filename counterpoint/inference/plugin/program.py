@@ -51,17 +51,48 @@ def resume_gc() -> None:
 
 
 def main() -> None:
-    """Runs the server to its end, with the arguments of the process."""
+    """Runs the server to its end, with the arguments of the process, or after `--held` with those that its order has."""
+    import sys
+
     from counterpoint.transport.process.imports import with_room
     from counterpoint.transport.process.priority import wake_soon
 
     wake_soon()
+    if sys.argv[1:2] == ["--held"]:
+        with quick_imports():
+            with_room(_import_torch)
+        take_order()
     with quick_imports():
         with_room(_serve)
 
     from counterpoint.transport.process.ending import end_at_once
 
     end_at_once(0, wait_for_threads=False)
+
+
+def _import_torch() -> None:
+    import torch  # noqa: F401 - for all that follows
+
+
+def take_order() -> None:
+    """Takes the arguments and the environment of this process from its standard input, and ends if it has none.
+
+    Who started it has the other end (`counterpoint/inference/early_program.py`), and its guardian does not let it outlive that.
+    """
+    import json
+    import os
+    import sys
+
+    given = sys.stdin.buffer.read()
+    if not given:
+        os._exit(0)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    order = json.loads(given)
+    sys.argv[1:] = order["arguments"]
+    for name in order["without"]:
+        os.environ.pop(name, None)
+    os.environ.update(order["environment"])
 
 
 def quick_imports() -> AbstractContextManager[object]:
