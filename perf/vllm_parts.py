@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -26,6 +26,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 
+from counterpoint.inference import wire
 from counterpoint.inference.base import GenerateRequest, SamplingParameters
 from counterpoint.inference.clients.client import BinaryClient
 from counterpoint.inference.clients.http_sessions import HttpSessions
@@ -61,11 +62,23 @@ def _comm(process: int) -> str:
     return Path(f"/proc/{process}/comm").read_text()
 
 
-async def calls(server: Server, client: BinaryClient, tokens: int) -> None:
-    """Makes many calls at once, of different prompts."""
+def _requests(server: Server, tokens: int) -> Iterator[GenerateRequest]:
+    """Yields as many calls as are made at once, of different prompts."""
     sampling = SamplingParameters(temperature=1.0, max_tokens=tokens)
-    prompts = (np.arange(5 + index, 37 + index, dtype=np.int32) for index in range(CALLS))
-    await asyncio.gather(*(client.generate(GenerateRequest(server.model, each, sampling)) for each in prompts))
+    for index in range(CALLS):
+        yield GenerateRequest(server.model, np.arange(5 + index, 37 + index, dtype=np.int32), sampling)
+
+
+async def calls(server: Server, client: BinaryClient, tokens: int) -> None:
+    """Makes many calls at once."""
+    await asyncio.gather(*(client.generate(each) for each in _requests(server, tokens)))
+
+
+async def posts(server: Server, client: BinaryClient, tokens: int) -> None:
+    """Makes the same calls, each by a connection of its own."""
+    bodies = [wire.encode_request(each) for each in _requests(server, tokens)]
+    media_type = "application/octet-stream"
+    await asyncio.gather(*(client._http.post(wire.GENERATE_PATH, each, media_type) for each in bodies))
 
 
 async def send(server: Server, client: BinaryClient) -> None:
@@ -77,8 +90,16 @@ async def send(server: Server, client: BinaryClient) -> None:
             raise RuntimeError(f"{answer.status}: {await answer.text()}")
 
 
+def _without_call_connection() -> None:
+    from fastapi.responses import Response
+
+    from counterpoint.inference.plugin import routes
+
+    vars(routes)["take_calls"] = lambda *_: Response(status_code=HTTPStatus.NOT_IMPLEMENTED)
+
+
 def _without_direct_route() -> None:
-    from counterpoint.inference.plugin.direct_route import DirectRoute
+    from counterpoint.inference.plugin.calls.direct_route import DirectRoute
 
     async def pass_on(self: Any, scope: Any, receive: Any, send: Any) -> None:
         await self._app(scope, receive, send)
@@ -122,7 +143,8 @@ def _without_fork() -> None:
 Work = Callable[[Server, BinaryClient], Awaitable[None]]
 
 PARTS: dict[str, tuple[Callable[[], None] | str, Work | None]] = {
-    "direct_route": (_without_direct_route, lambda server, client: calls(server, client, 8)),
+    "call_connection": (_without_call_connection, lambda server, client: calls(server, client, 8)),
+    "direct_route": (_without_direct_route, lambda server, client: posts(server, client, 8)),
     "held_outputs": (
         "--scheduler-cls=vllm.v1.core.sched.scheduler.Scheduler",
         lambda server, client: calls(server, client, 64),

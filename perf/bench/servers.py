@@ -23,6 +23,7 @@ import uvloop
 
 from counterpoint.inference import identity, wire
 from counterpoint.inference.base import REQUEST_ID_BYTES, Completion
+from counterpoint.inference.call_frames import CALL, CALLS_PATH, FrameSender, FrameSplitter, taken
 from counterpoint.inference.loads import Origin
 from counterpoint.transport.process.child import Child
 
@@ -32,6 +33,8 @@ COMPLETIONS_PATH = "/v1/completions"
 INSTANCE = "benchmark"
 
 START_SECONDS = 60.0
+
+MOST_CALL_BYTES = 1 << 20
 
 PLACE_OF_ECHO = b"\xa5" * REQUEST_ID_BYTES
 
@@ -126,32 +129,58 @@ def response(body: bytes, status: str = "200 OK") -> bytes:
 
 
 class Connection(asyncio.Protocol):
-    """One keep-alive connection, with one request at a time."""
+    """One keep-alive connection, with one request at a time, or with many calls (`inference.call_frames`)."""
 
     def __init__(self, answers: Answers, delay_seconds: float) -> None:
-        self._answers, self.delay_seconds = answers, delay_seconds
+        self._answers, self._delay_seconds = answers, delay_seconds
         self._received = bytearray()
+        self._splitter: FrameSplitter | None = None
+        self._path = ""
+        """The path of model calls, once the connection carries many."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by the loop."""
         self._transport = cast(asyncio.Transport, transport)
+        self._sender = FrameSender(self._transport)
 
     def data_received(self, data: bytes) -> None:
         """Called by the loop."""
+        if self._splitter is not None:
+            for number, kind, body in self._splitter.split(data):
+                if kind == CALL:
+                    self.respond(self._path, body, number)
+            return
         self._received += data
         head, found, rest = self._received.partition(b"\r\n\r\n")
         if not found or len(rest) < _content_length(head):
             return
         self._received.clear()
-        answer = self._answers.to(head.split(b" ", 2)[1].decode(), bytes(rest))
-        if self.delay_seconds:
-            asyncio.get_running_loop().call_later(self.delay_seconds, self._send, answer)
-        else:
-            self._send(answer)
+        path = head.split(b" ", 2)[1].decode()
+        if not path.endswith(CALLS_PATH):
+            self.respond(path, bytes(rest), None)
+            return
+        self._splitter, self._path = FrameSplitter(MOST_CALL_BYTES), path.removesuffix(CALLS_PATH) + wire.GENERATE_PATH
+        self._transport.write(taken(MOST_CALL_BYTES))
 
-    def _send(self, answer: Sequence[bytes]) -> None:
-        if not self._transport.is_closing():
+    def respond(self, path: str, body: bytes, number: int | None) -> None:
+        """Answers a request, or the call of a number, after the server's delay."""
+        self.send_later(self._delay_seconds, self._answers.to(path, body), number)
+
+    def send_later(self, seconds: float, answer: Sequence[bytes], number: int | None) -> None:
+        """Sends a whole HTTP response, or what it says as that of a call."""
+        if seconds:
+            asyncio.get_running_loop().call_later(seconds, self._send, answer, number)
+        else:
+            self._send(answer, number)
+
+    def _send(self, answer: Sequence[bytes], number: int | None) -> None:
+        if self._transport.is_closing():
+            return
+        if number is None:
             self._transport.writelines(answer)
+        else:
+            head, _, body = b"".join(answer).partition(b"\r\n\r\n")
+            self._sender.send(number, int(head[9:12]), body)
 
 
 def _content_length(head: bytes | bytearray) -> int:

@@ -18,7 +18,7 @@ from random import Random
 import uvloop
 
 from counterpoint.inference import wire
-from perf.bench.servers import Answers, Connection, serve
+from perf.bench.servers import Answers, Connection, response, serve
 from perf.soak.answering import WholeJobAnswers
 
 SPREAD = 0.7
@@ -42,21 +42,27 @@ class Servers(Answers):
 
 
 class FleetConnection(Connection):
-    """Answers after a time of the law if a completion was asked for, at once otherwise; closes instead at times."""
+    """Answers after a time of the law if a completion was asked for, at once otherwise; fails at times.
+
+    It then closes, or answers 503 where other calls share the connection.
+    """
 
     def __init__(self, answers: Answers, median: float, failed: float, random: Random) -> None:
         super().__init__(answers, 0.0)
         self._median, self._failed, self._random = median, failed, random
 
-    def data_received(self, data: bytes) -> None:
-        """Called by the loop."""
-        self.delay_seconds = 0.0
-        if wire.GENERATE_PATH.encode() in data:
-            self.delay_seconds = self._median * min(LONGEST, math.exp(self._random.gauss(0.0, SPREAD)))
-            if self._random.random() < self._failed:
-                asyncio.get_running_loop().call_later(self.delay_seconds, self._transport.abort)
-                return
-        super().data_received(data)
+    def respond(self, path: str, body: bytes, number: int | None) -> None:
+        """See `Connection.respond`."""
+        if not path.endswith(wire.GENERATE_PATH):
+            super().respond(path, body, number)
+            return
+        seconds = self._median * min(LONGEST, math.exp(self._random.gauss(0.0, SPREAD)))
+        if self._random.random() >= self._failed:
+            self.send_later(seconds, self._answers.to(path, body), number)
+        elif number is None:
+            asyncio.get_running_loop().call_later(seconds, self._transport.abort)
+        else:
+            self.send_later(seconds, [response(b"", "503 Service Unavailable")], number)
 
 
 if __name__ == "__main__":

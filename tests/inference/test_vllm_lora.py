@@ -16,7 +16,16 @@ import numpy as np
 import pytest
 
 from counterpoint.inference import identity, wire
-from counterpoint.inference.base import InferenceError, Probe, SamplingParameters, WeightUpdate
+from counterpoint.inference.base import (
+    GenerateRequest,
+    InferenceError,
+    Probe,
+    RequestRefused,
+    SamplingParameters,
+    ServerFailure,
+    WeightUpdate,
+)
+from counterpoint.inference.call_frames import CALLS_PATH
 from counterpoint.inference.clients.client import BinaryClient
 from counterpoint.inference.clients.http_sessions import HttpSessions
 from counterpoint.inference.config import PoolConfig
@@ -26,6 +35,7 @@ from counterpoint.inference.sent_weights import OFFER_PATH, SEND_PATH
 from counterpoint.inference.token import read_tokens
 from counterpoint.transport.process.launch import live_processes
 from counterpoint.transport.records import Turn
+from tests.inference.test_vllm_moe import metric, running_at
 from tests.support.fake_inference import CLAIM
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.support.tiny_model import log_probabilities
@@ -195,9 +205,37 @@ async def test_nothing_but_health_and_metrics_is_open_without_the_token(
         ):
             async with session.post(path, data=b"{}") as response:
                 assert response.status == 401, path
-        for path, status in ((identity.STATUS_PATH, 401), ("/health", 200), ("/metrics", 200)):
+        closed = ((identity.STATUS_PATH, 401), (CALLS_PATH, 401))
+        for path, status in (*closed, ("/health", 200), ("/metrics", 200)):
             async with session.get(path) as response:
                 assert response.status == status, path
+
+
+async def test_model_calls_share_a_connection_by_which_they_are_aborted(lora_server: ServerProcess) -> None:
+    model, long = lora_server.config.model, SAMPLING.replaced(max_tokens=150, ignore_eos=True)
+    async with HttpSessions(PoolConfig(api_key_file=lora_server.config.api_key_file)) as connections:
+        client = BinaryClient(lora_server.url, connections)
+        first = await client.generate(GenerateRequest(model, PROMPT, SAMPLING))
+        connection = client._calls._connection
+        assert connection is not None
+        before = await metric(lora_server, "generation_tokens_total")
+        calls = [asyncio.create_task(client.generate(GenerateRequest(model, PROMPT, long))) for _ in range(8)]
+        await running_at(lora_server, lambda running: running >= 1)
+        for each in calls:
+            each.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        await running_at(lora_server, lambda running: running == 0)
+        assert await metric(lora_server, "generation_tokens_total") - before < len(calls) * long.max_tokens
+        with pytest.raises(ServerFailure, match=r"answered 404: model 'nobody' is neither"):
+            await client.generate(GenerateRequest("nobody", PROMPT, SAMPLING))
+        with pytest.raises(RequestRefused, match="answered 400: a prompt of 10000 tokens leaves no room"):
+            await client.generate(GenerateRequest(model, np.ones(10_000, np.int32), SAMPLING))
+        with pytest.raises(RequestRefused, match="answered 413"):
+            await client.generate(GenerateRequest(model, np.ones(30_000, np.int32), SAMPLING))
+        again = await client.generate(GenerateRequest(model, PROMPT, SAMPLING))
+        assert len(first.token_ids) == len(again.token_ids) == SAMPLING.max_tokens
+        assert client._calls._connection is connection
+        assert len(client._http.idle) <= 1, "that of the call which is too long for it"
 
 
 async def test_a_stranger_sends_no_head_without_end_and_nobody_a_compressed_body(lora_server: ServerProcess) -> None:

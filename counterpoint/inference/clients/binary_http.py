@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from http import HTTPStatus
-from typing import cast
+from typing import TypeVar, cast
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -96,19 +96,20 @@ class BinaryHttpClient:
         self._ssl = tls() if parts.scheme == "https" else None
         self._path = parts.path
         self._host_line = f"Host: {parts.netloc.rpartition('@')[2]}\r\n"
-        self._headers = headers
+        self.headers = headers
+        """The headers of a request that is made now."""
         self._sent_headers: Mapping[str, str] | None = None
         """The headers in `_beginnings`."""
         self._beginnings: dict[tuple[str, str], str] = {}
         """What the heads of all requests with a path and a content type have in common."""
-        self._connect_timeout_seconds = connect_timeout_seconds
+        self.connect_timeout_seconds = connect_timeout_seconds
         self._limits = limits
         self._threads = threads
         self._scratch = memoryview(bytearray(FIRST_READ_BYTES))
         self.idle: dict[_Connection, float] = {}
         """Idle connections with the loop's time since when; the one used last is the last."""
-        self._open: set[_Connection] = set()
-        self._closed = False
+        self._open: set[Cuttable] = set()
+        self.closed = False
 
     async def post(self, path: str, body: bytes, content_type: str) -> bytes | memoryview:
         """Returns the body of a 200.
@@ -116,20 +117,25 @@ class BinaryHttpClient:
         Raises `ServerUnreachable`, `RequestRefused` or `ServerFailure`, and `InferenceError` if this machine has no descriptor
         for a connection or no memory for the body. Cancelling closes the connection, which ends the request at the server.
         """
-        head = f"{self._beginning('POST', path, content_type)}Content-Length: {len(body)}\r\n\r\n"
-        return await self._asked(path, head.encode("latin-1") + body)
+        return await self.answered(path, self.posted(path, body, content_type))
+
+    def posted(self, path: str, body: bytes, content_type: str) -> Awaitable[Answer]:
+        """Does as `post`, and returns any answer."""
+        head = f"{self.beginning('POST', path, content_type)}Content-Length: {len(body)}\r\n\r\n"
+        return self._ask(head.encode("latin-1") + body)
 
     async def get(self, path: str, further_headers: Mapping[str, str]) -> bytes | memoryview:
         """Does as `post`, without a body."""
         lines = "".join([f"{name}: {value}\r\n" for name, value in further_headers.items()])
-        return await self._asked(path, f"{self._beginning('GET', path, '')}{lines}\r\n".encode("latin-1"))
+        return await self.answered(path, self._ask(f"{self.beginning('GET', path, '')}{lines}\r\n".encode("latin-1")))
 
-    async def _asked(self, path: str, request: bytes) -> bytes | memoryview:
+    async def answered(self, path: str, asking: Awaitable[Answer]) -> bytes | memoryview:
+        """Returns the body of an answer that is a 200. Raises as `post`."""
         try:
-            status, answer = await self._ask(request)
+            status, answer = await asking
         except OSError as error:
             raise ServerUnreachable(f"{self.url}{path}: {str(error) or type(error).__name__}") from error
-        except _Malformed as error:
+        except MalformedAnswer as error:
             raise ServerFailure(f"{self.url}{path} {error}") from error
         except MemoryError as error:  # not a failure of the server
             raise InferenceError(f"no memory for an answer of {self.url}{path}: {error}") from error
@@ -137,8 +143,9 @@ class BinaryHttpClient:
             raise failure_of(self.url + path, status, bytes(answer))
         return answer
 
-    def _beginning(self, method: str, path: str, content_type: str) -> str:
-        headers = self._headers()
+    def beginning(self, method: str, path: str, content_type: str) -> str:
+        """Returns the head of a request up to lines of its own and the empty one."""
+        headers = self.headers()
         if headers is not self._sent_headers:
             self._sent_headers, self._beginnings = headers, {}
         if (found := self._beginnings.get((path, content_type))) is None:
@@ -148,7 +155,7 @@ class BinaryHttpClient:
             self._beginnings[path, content_type] = found
         return found
 
-    async def _ask(self, request: bytes) -> _Answer:
+    async def _ask(self, request: bytes) -> Answer:
         """Sends the request by an idle connection, or by a new one.
 
         A server may close an idle connection just as it is used again, which is no failure: the request is then sent once
@@ -162,7 +169,7 @@ class BinaryHttpClient:
             try:
                 return await connection.exchange(request)
             except OSError:
-                if is_new or connection.answers or self._closed:
+                if is_new or connection.answers or self.closed:
                     raise
             finally:
                 self._give_back(connection)
@@ -187,38 +194,53 @@ class BinaryHttpClient:
 
     def close(self) -> None:
         """Cuts every connection; calls in progress fail."""
-        self._closed = True
+        self.closed = True
         for connection in list(self._open):
             connection.abort()
 
     async def _connect(self) -> _Connection:
+        return await self.connect(partial(_Connection, self._scratch, self._limits, self._threads))
+
+    async def connect(self, protocol: Callable[[Callable[[Cuttable], None]], Connected]) -> Connected:
+        """Opens a connection, which is cut with this client. It calls what `protocol` is made with once it is lost.
+
+        Raises `OSError`, or `InferenceError` if this machine has no descriptor for it.
+        """
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._connect_timeout_seconds):
+            async with asyncio.timeout(self.connect_timeout_seconds):
                 _, connection = await loop.create_connection(
-                    lambda: _Connection(self._scratch, self._limits, self._threads, self._forget),
-                    self._host,
-                    self._port,
-                    ssl=self._ssl,
+                    lambda: protocol(self._forget), self._host, self._port, ssl=self._ssl
                 )
         except (OSError, TimeoutError) as error:
-            reason = str(error) or f"no connection within {self._connect_timeout_seconds:g} s"
+            reason = str(error) or f"no connection within {self.connect_timeout_seconds:g} s"
             if error.errno in (errno.EMFILE, errno.ENFILE):  # not a failure of the server
                 raise InferenceError(f"no descriptor is left for a connection to {self.url}: {reason}") from error
             raise ConnectionError(NOTHING_LISTENS if isinstance(error, ConnectionRefusedError) else reason) from error
         self._open.add(connection)
         return connection
 
-    def _forget(self, connection: _Connection) -> None:
+    def _forget(self, connection: Cuttable) -> None:
         self._open.discard(connection)
-        self.idle.pop(connection, None)
+        if isinstance(connection, _Connection):
+            self.idle.pop(connection, None)
 
 
-_Answer = tuple[int, bytes | memoryview]
+class Cuttable(asyncio.BaseProtocol):
+    """A connection's protocol that can be told to end."""
+
+    def abort(self) -> None:
+        """Cuts the connection."""
+        raise NotImplementedError
+
+
+Connected = TypeVar("Connected", bound=Cuttable)
+
+Answer = tuple[int, bytes | memoryview]
 """The status and the body of an answer."""
 
 
-class _Malformed(Exception):
+class MalformedAnswer(Exception):
     """The answer of the server is invalid; the message continues a sentence that begins with its URL."""
 
 
@@ -231,18 +253,18 @@ class _Head:
     keep_alive: bool
 
 
-class _Connection(asyncio.BufferedProtocol):
+class _Connection(Cuttable, asyncio.BufferedProtocol):
     """One connection, idle or with one exchange in progress. The loop calls its methods without an underscore."""
 
     def __init__(
-        self, scratch: memoryview, limits: TickLimits, threads: Executor, on_lost: Callable[[_Connection], None]
+        self, scratch: memoryview, limits: TickLimits, threads: Executor, on_lost: Callable[[Cuttable], None]
     ) -> None:
         self._scratch = scratch
         """The buffer for heads, shared by all connections: it is filled and emptied within one callback."""
         self._limits = limits
         self._threads = threads
         self._on_lost = on_lost
-        self._answer: asyncio.Future[_Answer] | None = None
+        self._answer: asyncio.Future[Answer] | None = None
         self.answers = False
         """Whether any byte of the answer has arrived."""
         self._head = bytearray()
@@ -261,8 +283,8 @@ class _Connection(asyncio.BufferedProtocol):
         self._keep_alive = True
         self._paused = False
 
-    def exchange(self, request: bytes) -> asyncio.Future[_Answer]:
-        """Sends `request`; returns status and body of the answer. Raises `OSError`, `_Malformed` or `MemoryError`."""
+    def exchange(self, request: bytes) -> asyncio.Future[Answer]:
+        """Sends `request`; returns status and body of the answer. Raises `OSError`, `MalformedAnswer` or `MemoryError`."""
         self._answer, self.answers = asyncio.get_running_loop().create_future(), False
         self._transport.write(request)
         return self._answer
@@ -274,7 +296,7 @@ class _Connection(asyncio.BufferedProtocol):
         return sent and self._answer is None and self._keep_alive
 
     def abort(self) -> None:
-        """Cuts the connection."""
+        """See `Cuttable`."""
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -315,7 +337,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._resume()
         try:
             self._begin_body()
-        except _Malformed as error:
+        except MalformedAnswer as error:
             self._fail(error)
         if self._lost is not None:
             self._end(self._lost)
@@ -324,7 +346,7 @@ class _Connection(asyncio.BufferedProtocol):
         end = self._head.find(b"\r\n\r\n")
         if end < 0:
             if len(self._head) > HEAD_BYTES:
-                raise _Malformed(f"sends a head of more than {HEAD_BYTES} bytes")
+                raise MalformedAnswer(f"sends a head of more than {HEAD_BYTES} bytes")
             return
         head = _parse(bytes(self._head[:end]))
         # The first bytes of an error suffice for a message; if there are more, the connection is cut.
@@ -332,11 +354,11 @@ class _Connection(asyncio.BufferedProtocol):
         self._status, self._keep_alive = head.status, head.keep_alive and length == head.length
         present, self._head = memoryview(self._head)[end + 4 :], bytearray()
         if len(present) > length and self._keep_alive:
-            raise _Malformed(f"sends more than the {length} bytes it announces")
+            raise MalformedAnswer(f"sends more than the {length} bytes it announces")
         if length < LARGE_BYTES and len(present) >= length:
             answer, self._answer = self._answer, None
             # As bytes: a view would be two objects that the garbage collector visits, for as long as the turn lives.
-            _give(answer, (self._status, bytes(present[:length])))
+            give(answer, (self._status, bytes(present[:length])))
         elif length < LARGE_BYTES:
             self._fill(np.empty(length, dtype=np.uint8).data, length, present[:length])
         else:
@@ -389,11 +411,10 @@ class _Connection(asyncio.BufferedProtocol):
             return
         answer, body = self._answer, self._body
         self._answer, self._body, self._memory, self._filled = None, None, None, 0
-        give = partial(_give, answer, (self._status, body))
         if self._limits.answers.take():
-            give()
+            give(answer, (self._status, body))
         else:
-            self._limits.answers.wait(give)
+            self._limits.answers.wait(partial(give, answer, (self._status, body)))
 
     def _pause(self) -> None:
         self._paused = True
@@ -414,41 +435,42 @@ class _Connection(asyncio.BufferedProtocol):
             self._answer.set_exception(error)
 
 
-def _give(answer: asyncio.Future[_Answer] | None, value: _Answer) -> None:
+def give(answer: asyncio.Future[Answer] | None, value: Answer) -> None:
+    """Answers a call, unless its caller was cancelled."""
     assert answer is not None
-    if not answer.done():  # its caller was cancelled
+    if not answer.done():
         answer.set_result(value)
 
 
 @lru_cache(maxsize=64)
 def _parse(head: bytes) -> _Head:
-    """Reads a head, without the empty line that ends it; most heads of small answers are alike. Raises `_Malformed`."""
+    """Reads a head, without the empty line that ends it; most heads of small answers are alike. Raises `MalformedAnswer`."""
     status_line, *lines = head.split(b"\r\n")
     version, _, rest = status_line.partition(b" ")
     if version not in (b"HTTP/1.1", b"HTTP/1.0") or not (rest[:3].isdigit() and rest[3:4] in (b"", b" ")):
-        raise _Malformed(f"does not answer in HTTP/1.1: {status_line[:80]!r}")
+        raise MalformedAnswer(f"does not answer in HTTP/1.1: {status_line[:80]!r}")
     fields: dict[bytes, bytes] = {}
     for line in lines:
         name, colon, value = line.partition(b":")
         name, value = name.lower(), value.strip()
         contradicts = fields.setdefault(name, value) != value and name == b"content-length"
         if not colon or not name or contradicts:
-            raise _Malformed(f"answers with a header that is none or contradicts another: {line[:80]!r}")
+            raise MalformedAnswer(f"answers with a header that is none or contradicts another: {line[:80]!r}")
     if b"transfer-encoding" in fields or b"content-encoding" in fields:
         return _Head(int(rest[:3]), None, False)
     announced = fields.get(b"content-length")
     if announced is not None and not (announced.isdigit() and len(announced) < 20):
-        raise _Malformed(f"announces a length of {announced[:80]!r} bytes")
+        raise MalformedAnswer(f"announces a length of {announced[:80]!r} bytes")
     keep_alive = version == b"HTTP/1.1" and fields.get(b"connection", b"").lower() != b"close"
     return _Head(int(rest[:3]), None if announced is None else int(announced), keep_alive)
 
 
 def _body_length(head: _Head) -> int:
-    """Returns the bytes of the body of a 200. Raises `_Malformed`."""
+    """Returns the bytes of the body of a 200. Raises `MalformedAnswer`."""
     if head.length is None:
-        raise _Malformed(
+        raise MalformedAnswer(
             "answers without a Content-Length, chunked or compressed; does something in between rewrite answers?"
         )
     if head.length > MAX_RESPONSE_BYTES:
-        raise _Malformed(f"announces {head.length} bytes; at most {MAX_RESPONSE_BYTES} are read")
+        raise MalformedAnswer(f"announces {head.length} bytes; at most {MAX_RESPONSE_BYTES} are read")
     return head.length

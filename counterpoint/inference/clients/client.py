@@ -24,6 +24,7 @@ from counterpoint.inference.base import (
     ServerFailure,
     WeightUpdate,
 )
+from counterpoint.inference.call_frames import has_small_answer
 from counterpoint.inference.clients.capacity import Observation
 from counterpoint.inference.clients.http_sessions import HttpSessions, call
 from counterpoint.inference.clients.load_report import read_load
@@ -142,6 +143,7 @@ class BinaryClient:
         self.reasons = False
         self._connections = connections
         self._http = connections.binary_client(url)
+        self._calls = connections.many_calls(self._http)
         self._admin = connections.binary_client(url, administers=True)
         self._sender = connections.weight_sender(url)
         self._secret = connections.secret if proves else None
@@ -182,7 +184,8 @@ class BinaryClient:
     async def generate(self, request: GenerateRequest) -> Completion:
         """See `ServerClient`."""
         body = wire.encode_request(request)
-        return wire.decode_completion(await self._http.post(wire.GENERATE_PATH, body, "application/octet-stream"))
+        http = self._calls if has_small_answer(request) else self._http
+        return wire.decode_completion(await http.post(wire.GENERATE_PATH, body, "application/octet-stream"))
 
     async def cut(self, request_id: bytes) -> None:
         """See `ServerClient`."""
@@ -251,6 +254,7 @@ class BinaryClient:
 
     def close(self) -> None:
         """See `ServerClient`."""
+        self._connections.forget(self._calls)
         self._connections.forget(self._http)
         self._connections.forget(self._admin)
 

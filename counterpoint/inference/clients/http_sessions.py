@@ -2,7 +2,7 @@
 
 The two are separate so that a health check or an update never queues behind a thousand completions. Settings: no limit on
 connections (the pool bounds requests), long keep-alive, an explicit connect deadline, a large read buffer. Our own routes are
-asked by two `BinaryHttpClient`s of each server instead, which queue apart, too.
+asked by two `BinaryHttpClient`s of each server instead, which queue apart, too, and small model calls by its `ManyCalls`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from counterpoint.inference.base import ServerFailure, ServerUnreachable
 from counterpoint.inference.clients.binary_http import BinaryHttpClient, TickLimits
 from counterpoint.inference.clients.failures import ERROR_BYTES, NOTHING_LISTENS, failure_of
 from counterpoint.inference.clients.lost_peers import notice_loss
+from counterpoint.inference.clients.many_calls import ManyCalls
 from counterpoint.inference.clients.weight_sender import WeightSender
 from counterpoint.inference.config import PoolConfig
 from counterpoint.inference.token import watched_tokens
@@ -65,7 +66,7 @@ class HttpSessions:
         self._limits, self._admin_limits = TickLimits(), TickLimits()
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="inference memory")
         self._senders = ThreadPoolExecutor(max_workers=MAX_SENDERS, thread_name_prefix="sending weights")
-        self._binary_clients: list[BinaryHttpClient] = []
+        self._binary_clients: list[BinaryHttpClient | ManyCalls] = []
         self._watching: asyncio.Task[None] | None = None
 
     def _headers(self) -> Mapping[str, str]:
@@ -96,7 +97,13 @@ class HttpSessions:
         timeout = self._config.connect_timeout_seconds
         return WeightSender(url, self._headers, timeout, self._senders, lambda: self._tls)
 
-    def forget(self, client: BinaryHttpClient) -> None:
+    def many_calls(self, http: BinaryHttpClient) -> ManyCalls:
+        """Returns what makes many model calls of the server that `http` asks by one connection, closed with these sessions."""
+        calls = ManyCalls(http, self._limits.heads)
+        self._binary_clients.append(calls)
+        return calls
+
+    def forget(self, client: BinaryHttpClient | ManyCalls) -> None:
         """Closes one binary client now."""
         self._binary_clients.remove(client)
         client.close()

@@ -10,16 +10,21 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
+from counterpoint.inference.call_frames import CALLS_PATH
 from counterpoint.inference.token import API_KEY_FILE_VARIABLE, watched_tokens
 from counterpoint.transport.http.requests import bearer_token, refused_coding
 
 OPEN_PATHS = frozenset({"/health", "/metrics"})
+
+STILL_ALLOWED = "counterpoint.still_allowed"
+"""Where the scope of a request for a connection of many calls has a function: whether the server takes its token now."""
 
 
 class PlainBodies:
@@ -49,10 +54,13 @@ class RequireToken:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Handles one ASGI connection."""
-        guarded = scope["type"] == "websocket" or (scope["type"] == "http" and scope["path"] not in OPEN_PATHS)
-        if guarded and not await self._is_allowed(bearer_token(Headers(scope=scope).get("authorization")).encode()):
-            await JSONResponse({"error": "a valid bearer token is required"}, status_code=401)(scope, receive, send)
-            return
+        if scope["type"] == "websocket" or (scope["type"] == "http" and scope["path"] not in OPEN_PATHS):
+            given = bearer_token(Headers(scope=scope).get("authorization")).encode()
+            if not await self._is_allowed(given):
+                await JSONResponse({"error": "a valid bearer token is required"}, status_code=401)(scope, receive, send)
+                return
+            if scope["path"] == CALLS_PATH:
+                scope[STILL_ALLOWED] = partial(self._is_allowed, given)
         await self._app(scope, receive, send)
 
     async def _is_allowed(self, given: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""Our HTTP routes inside vLLM's API server: generate, score, parse, probe, update, offer, send, read, unload, drain, cut, status.
+"""Our HTTP routes inside vLLM's API server, from a model call to an update of weights.
 
 `generate` answers in raw bytes what the JSON routes answer in text and base64. `update` is one transaction, so that a client that
 dies halfway leaves no server paused. The routes reach the engine through `EngineClient`, as vLLM's own do.
@@ -32,10 +32,12 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from counterpoint.inference import identity, wire
 from counterpoint.inference.base import Completion, GenerateRequest, Scores
+from counterpoint.inference.call_frames import CALLS_PATH
 from counterpoint.inference.checkpoint import NotSeen
 from counterpoint.inference.loads import LoadClaim, Loads, Origin, digest_of
 from counterpoint.inference.plugin.adapters import UpdateRefused
-from counterpoint.inference.plugin.direct_route import DirectRoute
+from counterpoint.inference.plugin.calls.call_connection import Answer, take_calls
+from counterpoint.inference.plugin.calls.direct_route import DirectRoute
 from counterpoint.inference.plugin.engine.sending import SendsTogether
 from counterpoint.inference.plugin.parsing import ParserFailed, ParserProcess, ParserRefused, settings_of
 from counterpoint.inference.plugin.receiving import WeightReceiver
@@ -79,6 +81,7 @@ class CounterpointRoutes:
         """Adds the routes; called once, before the engine is known."""
         router = APIRouter()
         router.add_api_route(wire.GENERATE_PATH, self.generate, methods=["POST"])
+        router.add_api_route(CALLS_PATH, self.calls, methods=["GET"])
         router.add_api_route(wire.SCORE_PATH, self.score, methods=["POST"])
         router.add_api_route(wire.PROBE_PATH, self.probe, methods=["POST"])
         router.add_api_route(wire.PARSE_PATH, self.parse, methods=["POST"])
@@ -103,6 +106,7 @@ class CounterpointRoutes:
         self.secret = identity.read(identity_file)
         self.updater = Updater(engine_client, self.models, Loads(self.instance, self.secret, identity_file))
         self.receiver = WeightReceiver(Path(engine_client.model_config.model))
+        self.returns_routing = bool(args.enable_return_routed_experts)
         self.scores_one_by_one = self.updater.serves_adapters and bool(current_platform.is_cpu())
         settings = settings_of(engine_client, args)
         self.parser = None if settings is None else ParserProcess(settings)
@@ -144,12 +148,30 @@ class CounterpointRoutes:
         400 for a malformed one, 404 for an unknown model, 413 for a body that is too long.
         """
         try:
-            request = _decode(await _read(raw_request, wire.max_request_bytes(self.max_model_len)))
-            return await self._complete(request, raw_request)
+            body = await _read(raw_request, wire.max_request_bytes(self.max_model_len))
         except Refusal as refusal:
             return _answer({"error": str(refusal)}, refusal.status)
+        status, answer = await self._answered(body, raw_request)
+        media_type = "application/octet-stream" if status == HTTPStatus.OK else "application/json"
+        return Response(answer, status_code=status, media_type=media_type)
 
-    async def _complete(self, request: GenerateRequest, raw_request: Request) -> Response:
+    async def calls(self, raw_request: Request) -> Response:
+        """Makes the connection one that carries many model calls with small answers (`call_frames`).
+
+        501 if answers have routing, and are not small.
+        """
+        if self.returns_routing:
+            return _answer({"error": "answers have routing: ask for each by a POST"}, HTTPStatus.NOT_IMPLEMENTED)
+        return take_calls(raw_request, self._answered, wire.max_request_bytes(self.max_model_len))
+
+    async def _answered(self, body: bytes, raw_request: Request | None = None) -> Answer:
+        """Returns what answers a model call. `raw_request` is one of its own, whose client may hang up."""
+        try:
+            return HTTPStatus.OK, await self._complete(_decode(body), raw_request)
+        except Refusal as refusal:
+            return refusal.status, orjson.dumps({"error": str(refusal)})
+
+    async def _complete(self, request: GenerateRequest, raw_request: Request | None) -> bytes:
         sampling = SamplingParams(
             **request.sampling.named,
             structured_outputs=StructuredOutputsParams(json=schema)
@@ -171,8 +193,7 @@ class CounterpointRoutes:
         prompts, name = [(request.prompt_ids.tolist(), sampling)], request.request_id.hex()
         ran = await self._run(request.model, prompts, raw_request, name=name)
         if ran is None:
-            # The client has disconnected, which ended the request; nobody reads this.
-            return Response(status_code=HTTPStatus.NO_CONTENT)
+            return b""  # The client has disconnected, which ended the request; nobody reads this.
         outputs, origin = ran
         (choice,) = outputs[0].outputs
         if choice.finish_reason == "error":
@@ -181,7 +202,7 @@ class CounterpointRoutes:
             token_ids = np.asarray(choice.token_ids, dtype=np.int32)
             none = np.zeros(len(token_ids), np.float32)
             cut = Completion(token_ids, none, "abort", None, origin=origin, echo=request.echo)
-            return Response(wire.encode_completion(cut), media_type="application/octet-stream")
+            return wire.encode_completion(cut)
         try:
             most_probable = alternatives_of(choice.logprobs, alternatives) if alternatives else None
         except LookupError as error:
@@ -197,7 +218,7 @@ class CounterpointRoutes:
             echo=request.echo,
             alternatives=most_probable,
         )
-        return Response(wire.encode_completion(completion), media_type="application/octet-stream")
+        return wire.encode_completion(completion)
 
     async def score(self, raw_request: Request) -> Response:
         """Answers a request for the log-probabilities of given tokens (`scoring.py`), in `wire`'s encoding."""
@@ -436,13 +457,13 @@ class CounterpointRoutes:
         self,
         model: str,
         prompts: list[tuple[list[int], SamplingParams]],
-        raw_request: Request,
+        raw_request: Request | None,
         salt: str | None = None,
         name: str | None = None,
     ) -> tuple[list[Any], Origin] | None:
         """Returns the engine's final output of each prompt and the weights that computed them.
 
-        None if the client disconnected, which aborts them.
+        None if the client of `raw_request` disconnected, which aborts them, as it does to cancel this.
 
         `salt` replaces the cache salt by which prompts share prefixes. `name` is that of the engine's requests; None: a new one.
         """
@@ -462,8 +483,7 @@ class CounterpointRoutes:
                 return [await first]
             return list(await asyncio.gather(first, *others))
 
-        @with_cancellation
-        async def run(model: str, raw_request: Request) -> tuple[list[Any], Origin]:
+        async def run(model: str, _: Request | None) -> tuple[list[Any], Origin]:
             loads, adapters = self.updater.loads, self.updater.adapters
             if self.models.is_base_model(model):
                 first, shared = loads.now(None), self.updater.cache_salt
@@ -480,7 +500,8 @@ class CounterpointRoutes:
             raise Refusal(HTTPStatus.NOT_FOUND, f"model {model!r} is neither the base model nor a loaded adapter")
 
         try:
-            ran: tuple[list[Any], Origin] | None = await run(model, raw_request)
+            running = run if raw_request is None else with_cancellation(run)
+            ran: tuple[list[Any], Origin] | None = await running(model, raw_request)
         except VLLMClientError as error:
             raise Refusal(HTTPStatus.BAD_REQUEST, str(error)) from error
         except EngineDeadError as error:

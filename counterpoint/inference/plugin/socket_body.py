@@ -117,6 +117,25 @@ class BoundedConnection(HttpToolsProtocol):
         self._stop_looking()
         super().connection_lost(exc)
 
+    def hand_over(self, to: asyncio.Protocol, head: bytes) -> None:
+        """Answers the request by `head`, an answer 101; what comes from then on is the other protocol's.
+
+        Nothing else of an answer is sent. Raises `ConnectionAbortedError` as `take`, and if the request has a body.
+        """
+        self._check_alone()
+        if self.cycle.more_body or self.cycle.body:
+            raise ConnectionAbortedError("a request for an upgrade has no body")
+        self._stop_looking()
+        self.cycle.disconnected = True
+        self.connections.discard(self)
+        self.transport.write(head)
+        self.transport.set_protocol(to)
+        to.connection_made(self.transport)
+        self.flow.resume_reading()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Says nothing: a route answers the request, as one for another upgrade, which HTTP has a server ignore."""
+
     def handle_websocket_upgrade(self) -> None:
         """Hands the connection over to another protocol."""
         self._stop_looking()
@@ -218,16 +237,19 @@ class BoundedConnection(HttpToolsProtocol):
 
         Raises `ConnectionAbortedError` if the client has hung up, or has sent another request, whose body this would be.
         """
+        self._check_alone()
+        self.flow.pause_reading()
+        self.cycle.keep_alive = False
+        came, self.cycle.body = bytes(self.cycle.body), bytearray()
+        return came, socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno()))
+
+    def _check_alone(self) -> None:
         if self.transport.is_closing() or self.cycle.disconnected:
             raise ConnectionAbortedError("the client has hung up")
         if self.pipeline:
             raise ConnectionAbortedError(
                 "the client sent another request before the answer of this one; expected one at a time"
             )
-        self.flow.pause_reading()
-        self.cycle.keep_alive = False
-        came, self.cycle.body = bytes(self.cycle.body), bytearray()
-        return came, socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno()))
 
 
 def connection_of(scope: Any) -> BoundedConnection | None:

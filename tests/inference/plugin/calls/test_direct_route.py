@@ -12,7 +12,7 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from counterpoint.inference.plugin.direct_route import DirectRoute
+from counterpoint.inference.plugin.calls.direct_route import DirectRoute
 
 pytestmark = pytest.mark.slow  # imports vLLM
 
