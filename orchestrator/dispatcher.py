@@ -12,8 +12,8 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -190,6 +190,8 @@ class Dispatcher:
         """The newest shipped step. It may not be committed yet."""
         self._to_start: deque[_PlayedGroup] = deque()
         """Groups that start in one of the next iterations of the loop."""
+        self._starting = False
+        """Whether a task starts them."""
         self._patience = BatchPatience(
             lambda step, seconds: self._spawn(self._end_patience(step, seconds), f"patience of step {step}")
         )
@@ -363,7 +365,8 @@ class Dispatcher:
             rollouts=start.size,
         )
         self._to_start.append(group)
-        if len(self._to_start) == 1:
+        if not self._starting:
+            self._starting = True
             self._spawn(self._start_in_turn(), "start of groups")
 
     async def _start_in_turn(self) -> None:
@@ -377,6 +380,7 @@ class Dispatcher:
             if group.cancelled:
                 self._let_go(group)
             await asyncio.sleep(0)
+        self._starting = False
         if self._more_to_start:
             self._more_to_start = False
             self.handle(GroupsBegun())
@@ -530,18 +534,11 @@ class Dispatcher:
         group_scoring = [name for name, each in environments if each.environment.group_scoring]
         return replace(self._boundary, dump=header_of(self._config, group_scoring))
 
-    @contextmanager
-    def _interruptible(self, group: _PlayedGroup) -> Iterator[None]:
+    def _interruptible(self, group: _PlayedGroup) -> _Interruptible:
         """Makes the current task interruptible during the block. Raises `CancelledError` at once if the group was cancelled."""
         if group.cancelled or self._draining:
             raise asyncio.CancelledError
-        task = asyncio.current_task()
-        assert task is not None
-        group.interruptible.add(task)
-        try:
-            yield
-        finally:
-            group.interruptible.discard(task)
+        return _Interruptible(group.interruptible)
 
     # --- state ---
 
@@ -580,6 +577,23 @@ class Dispatcher:
             "memory/rss_bytes": resident_bytes(),
             **self._lossless.take(self._clock.so_far(), self._patience.trainer_seconds, self._config.schedule),
         }
+
+
+class _Interruptible:
+    """A block whose task is among those that `_interrupt` cancels. Every rollout has one, and a generator would cost more."""
+
+    __slots__ = ("_task", "_tasks")
+
+    def __init__(self, tasks: set[asyncio.Task[None]]) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task, self._tasks = task, tasks
+
+    def __enter__(self) -> None:
+        self._tasks.add(self._task)
+
+    def __exit__(self, *_: object) -> None:
+        self._tasks.discard(self._task)
 
 
 def _interrupt(group: _PlayedGroup) -> None:

@@ -121,6 +121,11 @@ class SamplingParameters(Sampling):
         return SamplingParameters.model_validate(self.model_dump() | values)
 
     @cached_property
+    def dumped(self) -> Mapping[str, Any]:
+        """All of them by their names, for records. Every rollout asks for it."""
+        return self.model_dump()
+
+    @cached_property
     def named(self) -> Mapping[str, Any]:
         """All but the optional ones, by their names in vLLM's `SamplingParams` and OpenAI API. Every turn asks for it."""
         return self.model_dump(exclude=set(OPTIONAL_PARAMETERS))

@@ -22,6 +22,8 @@ from counterpoint.environments.registry import BUILT_IN
 from counterpoint.run.config import RunConfig
 from counterpoint.transport.records import Int32Array, Rollout, Turn
 
+_INT32 = np.dtype(np.int32)
+
 RecordHashes: TypeAlias = tuple[bytes, bytes]
 """SHA-256 of a rollout's line, newline included, and of its frame of tokens; empty without one."""
 
@@ -107,10 +109,11 @@ def turn_hashes(rollout: Rollout) -> Iterator[dict[str, str | None]]:
     latest: dict[str, Turn] = {}
     hashed_to: dict[int, Any] = {}
     for turn in rollout.turns:
-        if any(ids.ndim != 1 or ids.dtype != np.int32 for ids in (turn.prompt_ids, turn.completion_ids)):
+        prompt, completion = turn.prompt_ids, turn.completion_ids
+        if prompt.ndim != 1 or completion.ndim != 1 or prompt.dtype != _INT32 or completion.dtype != _INT32:
             yield {"prompt_hash": None, "completion_hash": None}
             continue
-        prompt, completion = np.ascontiguousarray(turn.prompt_ids), np.ascontiguousarray(turn.completion_ids)
+        prompt, completion = np.ascontiguousarray(prompt), np.ascontiguousarray(completion)
         former = before.get(id(turn)) or _begun_by(prompt, latest.get(turn.player))
         if former is not None and id(former) in hashed_to:
             hashed = hashed_to[id(former)].copy()

@@ -128,7 +128,8 @@ class PolicyModel:
     @property
     def sampling_args(self) -> dict[str, Any]:
         """All parameters of a call that overrides nothing, for the records."""
-        return self._sampling.model_dump()
+        dumped = self._sampling.dumped.items()
+        return {name: [*value] if isinstance(value, list) else value for name, value in dumped}
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingOverrides | None = None) -> Turn:
         """Calls the model with the environment's sampling parameters, and returns the turn. `prompt_ids` is `[tokens]`.

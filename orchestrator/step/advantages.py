@@ -267,6 +267,9 @@ class Advantage:
         An operator's function gets copies of the turns, too, and cannot change the batch. Where turns have rewards, the last
         one's is penalised: a penalty depends on all turns, so it is part of the return from each of them on.
         """
+        is_plain = self.is_built_in and self.overlong is None and not self.length_penalty
+        if is_plain and all(rollout.turn_rewards is None for rollout in rollouts):
+            return list(rollouts)  # what is built in changes none of them
         rewards = np.array([rollout.reward for rollout in rollouts], dtype=np.float64)
         lengths = np.array([sum(len(turn.completion_ids) for turn in rollout.turns) for rollout in rollouts])
         if self.overlong is not None:

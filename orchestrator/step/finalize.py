@@ -150,6 +150,8 @@ def _characters(values: object) -> float:
     """Returns those of the names and texts in a dictionary of a few numbers and texts; infinite for any other value."""
     if type(values) is not dict or len(values) > _SMALL_VALUES:
         return math.inf
+    if not values:  # as the metrics of most rollouts
+        return 0
     values = values.copy()  # a thread that the environment has left behind may change it meanwhile
     if not all(type(name) is str for name in values) or not all(map(_is_plain, values.values())):
         return math.inf
