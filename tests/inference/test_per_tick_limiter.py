@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from functools import partial
 
-from counterpoint.inference.per_tick_limiter import PerTickLimiter
+from counterpoint.inference.per_tick_limiter import TICK_SECONDS, PerTickLimiter
 
 
 async def one_pass() -> None:
@@ -60,3 +61,36 @@ async def test_a_turn_comes_in_order_and_who_gives_up_takes_none() -> None:
     tasks[1].cancel()
     await asyncio.wait(tasks)
     assert through == ["a", "c"]
+
+
+def compute() -> None:
+    """Computes for longer than a tick should."""
+    end = time.thread_time() + 1.5 * TICK_SECONDS
+    while time.thread_time() < end:
+        pass
+
+
+async def in_three_passes(limiter: PerTickLimiter) -> list[int]:
+    """How many go through in each of three passes that compute for long, and in three that do not."""
+    seen = []
+    for is_long in (True, True, True, False, False, False):
+        count = 0
+        while limiter.take():
+            count += 1
+        seen.append(count)
+        if is_long:
+            compute()
+        await one_pass()
+    return seen
+
+
+async def test_fewer_go_through_after_a_pass_that_computes_for_long_and_more_again_after_others() -> None:
+    assert await in_three_passes(PerTickLimiter(8)) == [8, 4, 2, 2, 3, 4]
+
+
+async def test_at_least_one_goes_through() -> None:
+    assert await in_three_passes(PerTickLimiter(1)) == [1] * 6
+
+
+async def test_one_without_a_pace_lets_as_many_through() -> None:
+    assert await in_three_passes(PerTickLimiter(8, paced=False)) == [8] * 6

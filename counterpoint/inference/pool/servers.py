@@ -103,7 +103,7 @@ class PoolServers:
         """Opens nothing yet: its first name does that."""
         self.config = config
         self.fleet = Fleet(config.max_concurrent_requests_per_server)
-        self.starts = PerTickLimiter(STARTS_PER_TICK)
+        self.starts = PerTickLimiter(STARTS_PER_TICK, paced=False)
         self.checks = PerTickLimiter(CHECKS_PER_TICK)
         self.deadlines = BlockDeadlines()
         """The deadlines of the requests at servers."""
