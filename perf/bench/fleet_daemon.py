@@ -31,7 +31,7 @@ from counterpoint.run.loop_health.gc_tuning import RolloutCounts, collect_as_mem
 from counterpoint.run.loop_health.threads import prompt_switching
 from counterpoint.transport.process.child import run
 from perf.bench.dispatching import run_to_the_end
-from perf.bench.schedule import run_config
+from perf.bench.schedule import TurnsOnLoop, run_config
 from perf.commands import PerfError
 from perf.short_turns import ShortTurns
 from perf.stalls import recorded_stalls
@@ -58,12 +58,9 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Found(TurnsOnLoop):
     """What a daemon measured, in seconds, bytes, and bytes a step."""
 
-    turns: int
-    seconds: float
-    cpu_seconds: float
     lag_mean: float
     lag_p99: float
     lag_max: float
@@ -80,11 +77,6 @@ class Found:
     """The resident size at the end."""
     growth: float
     """The slope of the resident size by least squares, over the steps after those that began with the first rollouts."""
-
-    @property
-    def cost(self) -> float:
-        """CPU microseconds a turn."""
-        return 1e6 * self.cpu_seconds / self.turns
 
 
 def found_by(load: Load, urls: Sequence[str]) -> Found:

@@ -58,19 +58,25 @@ THEIR_TURNS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class TurnsOnLoop:
     """One loop's turns, and their time."""
 
     turns: int
     seconds: float
     cpu_seconds: float
     """CPU seconds of the process, all its threads."""
-    trace: LagTrace
 
     @property
     def cost(self) -> float:
         """CPU microseconds a turn."""
         return 1e6 * self.cpu_seconds / self.turns
+
+
+@dataclass(frozen=True, slots=True)
+class Measured(TurnsOnLoop):
+    """The same with the lag meanwhile."""
+
+    trace: LagTrace
 
     @property
     def lag(self) -> LagDistribution:
