@@ -14,11 +14,11 @@ from counterpoint.cli.arguments.job import add_job, job_of
 from counterpoint.job.reading.rollouts.rollout_records import find_run
 from counterpoint.transport.errors import UserError
 from counterpoint.verify.files import Directory, Unreadable
-from counterpoint.verify.formats import ProbeFile, Receipt, read
+from counterpoint.verify.formats import ProbeFile, Receipt, Trained, read
 from counterpoint.verify.report import DAMAGED, SOUND
 from counterpoint.verify.run import verify
 
-WEIGHTS = "digest of the weights, of receipts and broadcast"
+WEIGHTS = "digest of the weights, of receipts and the trainer's notes"
 
 
 def main(arguments: list[str]) -> int:
@@ -48,7 +48,7 @@ def _verify_step(given: argparse.Namespace, job: Path, run_id: str) -> int:
         from counterpoint.trainer.again import kept, verified
 
         step = kept.find(job, run_id, given.step, config.transport.max_batch_bytes)
-        batches, digests = _recorded(job / f"run_{run_id}", given.step)
+        batches, digests = _recorded(job, run_id, given.step)
         result, own = verified.train_again(config, step, directory)
     if known := [batches[each] == digest for each, digest in result.batches.items() if each in batches]:
         result.compared[verified.BATCHES] = all(known) and result.compared.get(verified.BATCHES, True)
@@ -62,21 +62,25 @@ def _verify_step(given: argparse.Namespace, job: Path, run_id: str) -> int:
     return SOUND if result.is_within else DAMAGED
 
 
-def _recorded(run_dir: Path, version: int) -> tuple[dict[int, str], set[str]]:
-    """Returns the digest of each batch by its receipt, and those of the weights of a version by receipts and its broadcast."""
+def _recorded(job: Path, run_id: str, version: int) -> tuple[dict[int, str], set[str]]:
+    """Returns the digest of each batch by its receipt, and those of a version's weights by receipts and the newest note of it.
+
+    Receipts name the weights that were played with, and so never those of the newest step.
+    """
     batches: dict[int, str] = {}
     weights: set[str] = set()
-    run = Directory(run_dir)
+    run, trainer = Directory(job / f"run_{run_id}"), Directory(job / "trainer" / run_id)
     try:
         for line in run.lines("receipts.jsonl") if run.has("receipts.jsonl") else ():
             receipt = read(line, Receipt)
             batches[receipt.step] = receipt.batch
             weights |= {receipt.weights[version]} if version in receipt.weights else set()
-        if run.has(name := f"broadcast/step_{version}/probe.json"):
-            weights.add(read(run.read(name), ProbeFile).digest)
+        notes = (read(line, Trained) for line in trainer.lines("trained.jsonl")) if trainer.has("trained.jsonl") else ()
+        weights |= {*[each.weights for each in notes if each.step == version][-1:]}
     except (Unreadable, FileNotFoundError) as error:
         raise UserError(
-            f"the receipts of {run_dir} cannot be read: {error}; `counterpoint verify` names the damage"
+            f"the receipts of run {run_id}, or the trainer's notes of it, cannot be read: {error}; `counterpoint verify` names "
+            "the damage"
         ) from None
     return batches, weights
 

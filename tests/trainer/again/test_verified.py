@@ -78,6 +78,7 @@ def verify(output_dir: Path, capsys: pytest.CaptureFixture[str], step: int) -> t
 
 async def test_the_command(dense_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = await record(tmp_path, dense_directory, lora=LORA)
+    shutil.rmtree(tmp_path / "run_default" / "broadcast")
     progress = logging.getLogger("counterpoint.trainer.model.parallel").getEffectiveLevel()
     code, said = verify(tmp_path, capsys, 5)
     assert (code, "bit-equal" in said, said.count("the same")) == (0, True, 4), said
