@@ -1,7 +1,7 @@
 """The job of a branch in a directory of its own: as the job that it comes from was started, with the branch as its only run.
 
-Servers take other ports, and what that job keeps in its own directory, such as its servers' secret, is made anew. Clients of its
-service, its fine-tuning and its other runs stay behind.
+Servers take other ports, and the roles of one machine another socket. What that job keeps in its own directory, such as its
+servers' secret, is made anew. Clients of its service, its fine-tuning and its other runs stay behind.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ def job_of_its_own(job: Path, config: RunConfig, trained: int, changes: Collecti
     if former.serve is not None:
         sections["serve"] = table["serve"] | {"port": 0}
     shared = {"output_dir": str(config.output_dir), "seed": config.seed, "resume": False, "prometheus_port": 0}
+    if former.transport.secret_key_file is None:  # so that the address, if there is one, is of this machine
+        shared["transport"] = _own(table["transport"], "address")
     alone: Table = {"runs": [], "sft": None, "tinker": None, "stay": False}
     return validate(JobConfig, {**table, **shared, **sections, **alone}, str(origin))
 

@@ -60,7 +60,8 @@ def write_whole(job: Path, model: Path, lora: dict[str, Any] | None = LORA, **mo
 @pytest.fixture
 def original(tmp_path: Path) -> RunConfig:
     """A run that is kept at step 2, in a whole job, with a page and fine-tuning."""
-    config = write_whole(tmp_path / "one", tmp_path / "model", serve=True, prometheus_port=9500)
+    wire = {"address": f"ipc://{tmp_path}/wire", "credit": 2}
+    config = write_whole(tmp_path / "one", tmp_path / "model", serve=True, prometheus_port=9500, transport=wire)
     return with_trained(config, FROM)
 
 
@@ -108,6 +109,7 @@ def test_the_new_job_can_be_started_by_what_the_command_says(
     assert config.serve is not None
     ports = (config.inference.port, config.trainer.prometheus_port, config.prometheus_port, config.serve.port)
     assert ports == (0, 0, 0, 0), "those of the other job may be in use"
+    assert (config.transport.address, run.transport.address, config.transport.credit) == (None, None, 2)
     assert config.inference.identity_file == directory / "servers.key"
     assert (directory / "servers.key").read_bytes() != (job / "servers.key").read_bytes()
     assert {path.name for path in (directory / "roles").iterdir()} >= {"trainer.toml", "orchestrator.toml"}
