@@ -85,7 +85,7 @@ class Trainer:
         """The shells of the runs without an orchestrator."""
         self._entrance = Entrance(shared, self._shell)
         self._status = StatusLine()
-        self._discovered = self._discovery_seconds = 0.0
+        self._discovered = self._look_seconds = 0.0
         self._reported = self._kept_alive = time.monotonic()
         if config.resume:
             checkpoint.set_aside_deleted(config.output_dir)
@@ -164,7 +164,7 @@ class Trainer:
 
     def _discovery_due(self) -> float:
         prompt = self.shared.slots_change or self.shared.sessions.has_news
-        longer = min(self._discovery_seconds / DISCOVERY_SHARE, LONGEST_PAUSE_SECONDS)
+        longer = min(self._look_seconds / DISCOVERY_SHARE, LONGEST_PAUSE_SECONDS)
         return self._discovered + (PROMPT_DISCOVERY_SECONDS if prompt else max(DISCOVERY_SECONDS, longer))
 
     def _discover_if_due(self) -> None:
@@ -172,12 +172,13 @@ class Trainer:
         if now < self._discovery_due():
             return
         self.shared.slots_change = False
-        self._entrance.discover({*self._registry.present(now), *self._sources})
+        has_news = self._entrance.discover({*self._registry.present(now), *self._sources})
         for run in self._registry.at(RunStage.TRAINING, RunStage.FINISHED):
-            self._shell(run).poll(run)
+            has_news |= self._shell(run).poll(run)
         self.shared.sessions.answer()
         self._discovered = time.monotonic()
-        self._discovery_seconds = self._discovered - now
+        if not has_news:
+            self._look_seconds = self._discovered - now
 
     def _on_durable(self, run_id: str) -> None:
         """Acknowledges what a new checkpoint makes durable, and answers who waited for it, unless its run has left."""

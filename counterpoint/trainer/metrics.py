@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import mmap
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -30,36 +30,42 @@ class MetricsFile:
         """Adds one line. Raises `OSError`."""
         append_line(self.path, line)
 
-    def newest(self, run_id: str, name: str, count: int) -> list[float]:
-        """Returns the last values of a metric of `run_id`, the last one last: at most `count`, of the last lines of the file.
+    def newest(self, run_ids: Collection[str], name: str, count: int) -> dict[str, list[float]]:
+        """Returns the last values of a metric by run, the last one last: at most `count`, of the last lines of the file.
 
         Values that were not finite, which the file cannot hold, are left out. Raises `OSError`.
         """
-        lines = (line for _, _, line in islice(lines_from_end(self.path), _LINES_READ) if line is not None)
-        own = (line[name] for line in lines if line.get("run_id") == run_id and line.get(name) is not None)
-        return [float(value) for value in islice(own, count)][::-1]
+        found: dict[str, list[float]] = {run_id: [] for run_id in run_ids}
+        for _, _, line in islice(lines_from_end(self.path), _LINES_READ):
+            own = None if line is None or line.get(name) is None else found.get(str(line.get("run_id")))
+            if line is not None and own is not None and len(own) < count:
+                own.append(float(line[name]))
+        return {run_id: values[::-1] for run_id, values in found.items()}
 
-    def truncate(self, run_id: str, step: int) -> None:
-        """Removes the lines of `run_id` after `step`, whose training will be repeated.
+    def truncate(self, steps: Mapping[str, int]) -> None:
+        """Removes the lines of each of these runs after its step, whose training will be repeated.
 
-        Incomplete lines after its line of `step` are removed, too. Only the lines since then are held in memory. Raises
-        `OSError`.
+        Incomplete lines after a run's line of its step are removed, too. The file is read once for all of them, and only the
+        lines since then are held in memory. Raises `OSError`.
         """
-        first = None
-        for start, _, line in lines_from_end(self.path):
-            if line is not None and line.get("run_id") == run_id and not _beyond(line, run_id, step):
-                break
-            if line is None or _beyond(line, run_id, step):
+        first, awaited = None, {*steps}
+        for start, _, line in lines_from_end(self.path) if awaited else ():
+            if line is not None and not _beyond(line, steps):
+                awaited.discard(str(line.get("run_id")))
+                if not awaited:
+                    break
+            else:
                 first = start
         if first is None:
             return
-        logger.info("%s: removing the lines of run %s beyond step %d", self.path, run_id, step)
+        logger.info("%s: removing the lines that runs have beyond the steps they go on from", self.path)
         with self.path.open("rb") as file:
             before = memoryview(mmap.mmap(file.fileno(), first, access=mmap.ACCESS_READ) if first else b"")
             file.seek(first)
-            since = [raw for raw in file if (line := whole_object(raw)) is not None and not _beyond(line, run_id, step)]
+            since = [raw for raw in file if (line := whole_object(raw)) is not None and not _beyond(line, steps)]
         write_atomically(self.path, before, *since)
 
 
-def _beyond(line: Mapping[str, MetricValue], run_id: str, step: int) -> bool:
-    return line.get("run_id") == run_id and int(line.get("step", 0)) > step
+def _beyond(line: Mapping[str, MetricValue], steps: Mapping[str, int]) -> bool:
+    run_id = str(line.get("run_id"))
+    return run_id in steps and int(line.get("step", 0)) > steps[run_id]

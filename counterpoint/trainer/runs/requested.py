@@ -61,22 +61,24 @@ class RunRequests:
         if newest > run.progress.step:
             copies.note_published(self._output_dir, run.run_id, newest)
 
-    def poll(self, run: Run, taken: int) -> None:
+    def poll(self, run: Run, taken: int) -> bool:
         """Carries out what the run is asked for now, whose last step that is begun for good is `taken`.
 
-        Raises `OSError` for a fault of the disk that all runs share.
+        Returns whether anything was asked or answered. Raises `OSError` for a fault of the disk that all runs share.
         """
         base = self._output_dir
         places = f"{base}/run_{run.run_id}/control/requests", f"{base}/trainer/{run.run_id}/copies"
         if not any(map(os.path.exists, places)):  # a thousand runs are looked at each second
-            return
-        directory = run_directory(base, run.run_id)
+            return False
+        directory, has_news = run_directory(base, run.run_id), False
         try:
             for sealed in self._sealed(run):
+                has_news = True
                 write_answer(directory, sealed)
                 self._log(run, sealed)
                 self.forget(run)
             for request_id, request in waiting_requests(directory, ("save", "copy")):
+                has_news = True
                 if (answer := self._answer(run, request_id, request, taken)) is not None:
                     write_answer(directory, answer, None if isinstance(request, DamagedRequest) else request)
                     self._log(run, answer)
@@ -84,6 +86,7 @@ class RunRequests:
             if error.errno in DISK_FAULTS:  # of the disk that all runs share; any other concerns this run alone
                 raise
             logger.warning("a request to run %s cannot be answered: %s", run.run_id, error)
+        return has_news
 
     def learning_rate(self, run: Run, step: int) -> float:
         """Returns the peak learning rate of `step`, as configured or changed since. Raises `JournalError`."""

@@ -71,8 +71,9 @@ class AskedShell:
         if not item.answer.done():  # cancelled
             item.answer.set_exception(error)
 
-    def poll(self, run: Run) -> None:
-        """Does nothing: an asker alone says what happens to its run, and its items are no steps."""
+    def poll(self, run: Run) -> bool:
+        """Returns False, and does nothing: an asker alone says what happens to its run, and its items are no steps."""
+        return False
 
     def begin_checkpoint(self, run: Run) -> None:
         """Begins a checkpoint of the last update, where the asker is at a wire; others ask for their saves."""

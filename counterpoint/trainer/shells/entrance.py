@@ -40,21 +40,26 @@ class Entrance:
         self._manager.register_forgotten_hook(self._on_forgotten)
         self._manager.register_directory_deleted_hook(self._on_directory_deleted)
 
-    def discover(self, present: Collection[str]) -> None:
-        """Gives slots to runs that are `present`, takes those of others, and admits the new ones."""
+    def discover(self, present: Collection[str]) -> bool:
+        """Gives slots to runs that are `present`, takes those of others, and admits the new ones; returns whether any changed."""
         if not self._manager.discover_runs(present):
-            return
+            return False
         enter("publishes the first weights")
         self._shared.learner.synchronize()
         admitted = self._shared.registry.at(RunStage.ADMITTED)
         fit = [run for run in admitted if run.failure is None and self._shell_of(run).publishes_first(run)]
         probed = self._shared.probe(fit)
+        steps = {run.run_id: run.progress.step for run in admitted if run.failure is None}
+        self._shared.metrics.truncate(steps)
+        mismatches = self._shared.metrics.newest(steps, "mismatch_kl", COMPARED_STEPS)
         for run in admitted:
             if run.failure is None:
+                self._shared.mismatches.begin(run.run_id, run.progress.step, mismatches[run.run_id])
                 self._admit(run, probed.get(run.slot))
             else:
                 self._refuse(run, run.failure)
         enter("waits for the first batch")
+        return True
 
     def _refuse(self, run: Run, reason: str) -> None:
         self._manager.refuse_run(run.slot, reason)
@@ -76,8 +81,6 @@ class Entrance:
             self._manager, self._output_dir, run.run_id, config.model, config.keep_broadcasts,
             config.whole_broadcast_every, config.server_dtypes,
         )  # fmt: skip
-        shared.metrics.truncate(run.run_id, step)
-        shared.mismatches.begin(run.run_id, step, shared.metrics.newest(run.run_id, "mismatch_kl", COMPARED_STEPS))
         try:
             self._check_base(run, shell, assembled)
         except ValueError as error:

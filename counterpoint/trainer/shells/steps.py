@@ -111,9 +111,9 @@ class StepsShell:
         """Ends the run, of which an item has failed."""
         self._shared.evict(run, f"step {run.progress.step + 1}: {error}")
 
-    def poll(self, run: Run) -> None:
-        """Carries out requests by files."""
-        self._shared.requests.poll(run, self._shared.orders[run.slot].newest)
+    def poll(self, run: Run) -> bool:
+        """Carries out requests by files; returns whether there were any."""
+        return self._shared.requests.poll(run, self._shared.orders[run.slot].newest)
 
     def begin_checkpoint(self, run: Run) -> None:
         """Begins a checkpoint of the run's newest step, if there is a published one to save."""

@@ -212,7 +212,7 @@ def test_the_overview_follows_a_job_also_back(tmp_path: Path) -> None:
         append_line(tmp_path / "trainer" / "metrics.jsonl", trained_line(step))
         assert steps() == (step, step)
     os.truncate(metrics, metrics.read_bytes().index(b'{"step": 11,'))  # a resume from step 10
-    MetricsFile(tmp_path / "trainer" / "metrics.jsonl").truncate("test", 10)
+    MetricsFile(tmp_path / "trainer" / "metrics.jsonl").truncate({"test": 10})
     assert steps() == (10, 10)
     write_lines(metrics, [shipped_line(11, 1000.0)])
     assert steps() == (11, 10)

@@ -205,12 +205,12 @@ def test_a_broadcast_carries_the_tokenizer_of_its_model(dense_directory: Path, t
 
 def test_metrics_of_repeated_steps_are_removed(tmp_path: Path) -> None:
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
-    metrics.truncate("a", 0)
+    metrics.truncate({"a": 0})
     for run_id, step in (("a", 1), ("b", 1), ("a", 2), ("b", 2), ("a", 3)):
         metrics.append({"run_id": run_id, "step": step, "loss": 0.5})
     with metrics.path.open("ab") as file:
         file.write(b'{"run_id": "a", "st{"run_id": "b", "step": 3}\n{"run_id": "b", "st')
-    metrics.truncate("a", 1)
+    metrics.truncate({"a": 1})
     left = [json.loads(line) for line in metrics.path.read_text().splitlines()]
     assert [(line["run_id"], line["step"]) for line in left] == [("a", 1), ("b", 1), ("b", 2)]
 
@@ -232,10 +232,39 @@ def test_metrics_are_read_no_further_back_than_the_step_that_training_goes_on_fr
         return pread(descriptor, length, offset)
 
     monkeypatch.setattr(os, "pread", counted)
-    metrics.truncate("a", 2998)
+    metrics.truncate({"a": 2998})
     assert read <= 2**16
     left = [json.loads(line) for line in metrics.path.read_text().splitlines()]
     assert left == [line for line in lines if line["run_id"] == "b" or line["step"] <= 2998]
+
+
+def test_metrics_of_many_runs_are_read_back_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left is what truncating them one by one leaves."""
+    runs = [f"run-{number}" for number in range(50)]
+    lines: list[dict[str, Any]] = [
+        {"run_id": run_id, "step": step, "loss": step / 2, "pad": "x" * 500} for step in range(1, 21) for run_id in runs
+    ]
+    together, one_by_one = MetricsFile(tmp_path / "together.jsonl"), MetricsFile(tmp_path / "one_by_one.jsonl")
+    for metrics in (together, one_by_one):
+        metrics.path.write_bytes(
+            b"".join(json.dumps(line).encode() + b"\n" for line in lines) + b'{"run_id": "run-1", "st'
+        )
+    steps = {run_id: 20 - number % 3 for number, run_id in enumerate(runs)}
+    for run_id, step in steps.items():
+        one_by_one.truncate({run_id: step})
+    read, pread = 0, os.pread
+
+    def counted(descriptor: int, length: int, offset: int) -> bytes:
+        nonlocal read
+        read += length
+        return pread(descriptor, length, offset)
+
+    monkeypatch.setattr(os, "pread", counted)
+    together.truncate(steps)
+    newest = together.newest(runs, "loss", 2)
+    assert read <= together.path.stat().st_size + 2 * 2**16
+    assert together.path.read_bytes() == one_by_one.path.read_bytes()
+    assert newest == {run_id: [(step - 1) / 2, step / 2] for run_id, step in steps.items()}
 
 
 def test_checkpoints_of_runs_that_were_deleted_meanwhile_are_set_aside(tmp_path: Path) -> None:

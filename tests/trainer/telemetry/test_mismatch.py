@@ -68,7 +68,7 @@ def test_a_step_whose_mismatch_is_no_finite_number_does_not_end_the_next_trainer
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
     for step, value in enumerate([3e-6, math.inf, 5e-6], 1):
         metrics.append({"run_id": "a", "step": step, "mismatch_kl": value})
-    assert metrics.newest("a", "mismatch_kl", 3) == [3e-6, 5e-6]
+    assert metrics.newest(["a"], "mismatch_kl", 3) == {"a": [3e-6, 5e-6]}
 
 
 def test_a_restart_knows_the_steps_before_and_forgets_a_jump_that_is_trained_again(tmp_path: Path) -> None:
