@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from types import TracebackType
 
 
@@ -55,8 +56,11 @@ class DeadlineBlock:
             self._task.cancel()
 
 
-class BlockDeadlines:
-    """Ends blocks that are still in progress at their deadline. For one event loop at a time: those of another are forgotten."""
+class BlockDeadlines(threading.local):
+    """Ends blocks that are still in progress at their deadline.
+
+    Each thread has its own. Of loops that follow one another in a thread, the blocks of former ones are forgotten.
+    """
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 from hypothesis import given
@@ -158,3 +159,27 @@ async def test_a_block_that_takes_a_while_to_end_keeps_no_other_from_its_deadlin
     finally:
         closed.set()
     assert await asyncio.gather(*both) == [True, False]
+
+
+def test_loops_of_several_threads_end_their_own_blocks() -> None:
+    deadlines, entered, other_is_over = BlockDeadlines(), threading.Event(), threading.Event()
+    found: list[bool] = []
+
+    async def first() -> None:
+        loop = asyncio.get_running_loop()
+        waiting = asyncio.create_task(ended(deadlines, loop.time() + 0.05))
+        await asyncio.sleep(0)
+        entered.set()
+        await asyncio.to_thread(other_is_over.wait, FAR)
+        found.append(await asyncio.wait_for(waiting, 10.0))
+
+    async def other() -> bool:
+        return await ended(deadlines, asyncio.get_running_loop().time() + 0.01)
+
+    thread = threading.Thread(target=asyncio.run, args=(first(),))
+    thread.start()
+    assert entered.wait(10.0)
+    assert asyncio.run(other())
+    other_is_over.set()
+    thread.join()
+    assert found == [True]
