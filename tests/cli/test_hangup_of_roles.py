@@ -36,8 +36,10 @@ def test_a_role_goes_on(
     file = tmp_path / "role.toml"
     file.write_text(text.replace("MODEL", str(tmp_path)))
     monkeypatch.setattr(role, serve)
-    for each in ("require", "log_to_stderr"):
-        monkeypatch.setattr(command, each, lambda *arguments: None)
-    monkeypatch.setattr(command, "resolve_model", lambda model: model)
+    for module, name in (("transport.process.extras", "require"), ("cli.arguments.command", "log_to_stderr")):
+        monkeypatch.setattr(f"counterpoint.{module}.{name}", lambda *arguments: None)
+        monkeypatch.setattr(command, name, lambda *arguments: None, raising=False)
+    monkeypatch.setattr("counterpoint.job.resolve_model.resolve_model", lambda model: model)
+    monkeypatch.setattr(command, "resolve_model", lambda model: model, raising=False)
     main: Callable[[list[str]], int] = command.main  # type: ignore[attr-defined]
     assert main([str(file)]) == 7
