@@ -7,8 +7,8 @@ computed for each sample alone, causally and without a mask. The lengths are the
 Samples that share a prompt may share its computation, too (`counterpoint/trainer/model/shared_prompts.py`).
 
 On a GPU, in half precision, one kernel takes all samples of a row (torch's `varlen_attn`, FlashAttention 2), or a faster one the
-long ones (`counterpoint/trainer/model/kernels/row.py`). Elsewhere each sample is a call of its own, unless all have one length:
-on a CPU, padded samples in one call took 1.0 to 1.9 times the time of the loop.
+long ones (`counterpoint/trainer/model/kernels/row.py`). Elsewhere each sample is a call of its own: on a CPU, padded samples in
+one call took 1.0 to 1.9 times the time of the loop.
 """
 
 from __future__ import annotations
@@ -123,29 +123,26 @@ def per_sample_attention(
         key_1HTD, value_1HTD = (with_heads(tensor, query_1HTD.shape[1]) for tensor in (key_1HTD, value_1HTD))
     if stretch is not None:
         return _stretch_attention(query_1HTD, key_1HTD, value_1HTD, sample_lengths, stretch, scaling), None
-    return _sample_attention(query_1HTD, key_1HTD, value_1HTD, sample_lengths, scaling), None
-
-
-def _sample_attention(
-    query_1HTD: Tensor, key_1HTD: Tensor, value_1HTD: Tensor, sample_lengths: list[int], scaling: float | None
-) -> Tensor:
-    """Computes a call for each sample, or one for samples of one length, as a probe's are. Returns `[1, T, heads, head_dim]`."""
-    count, longest = len(sample_lengths), max(sample_lengths)
-    alike = count * longest == query_1HTD.shape[2]
-    states = (query_1HTD, key_1HTD, value_1HTD)
-    calls = (
-        [tuple(each[0].unflatten(1, (count, longest)).transpose(0, 1) for each in states)]
-        if alike
-        else list(zip(*(each.split(sample_lengths, 2) for each in states), strict=True))
-    )
     attended = [
         computed_once(
-            functional.scaled_dot_product_attention, query.shape[2], query, key, value,
-            is_causal=True, scale=scaling, enable_gqa=True,
+            functional.scaled_dot_product_attention,
+            length,
+            query,
+            key,
+            value,
+            is_causal=True,
+            scale=scaling,
+            enable_gqa=True,
         ).transpose(1, 2)
-        for query, key, value in calls
-    ]  # fmt: skip
-    return attended[0].flatten(0, 1)[None].contiguous() if alike else torch.cat(attended, 1)
+        for length, query, key, value in zip(
+            sample_lengths,
+            query_1HTD.split(sample_lengths, 2),
+            key_1HTD.split(sample_lengths, 2),
+            value_1HTD.split(sample_lengths, 2),
+            strict=True,
+        )
+    ]
+    return torch.cat(attended, 1), None
 
 
 def _window_of_mask(module: torch.nn.Module) -> int | None:

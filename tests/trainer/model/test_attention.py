@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from transformers import (
 )
 
 from counterpoint.trainer.model import attention
-from counterpoint.trainer.model.attention import per_sample_attention, with_heads
+from counterpoint.trainer.model.attention import with_heads
 from counterpoint.trainer.model.load import choose_dtype, load_model, log_probabilities
 
 _SHAPE = {
@@ -80,38 +79,6 @@ def test_samples_for_which_a_row_would_change_its_rotary_frequencies_are_refused
     _compute(model, [16, 9])
     with pytest.raises(ValueError, match="17 tokens is longer than the 16 tokens beyond"):
         _compute(model, [9, 17])
-
-
-def test_samples_of_one_length_are_one_call_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a probe's are; values and gradients are those of each sample alone."""
-    generator = torch.Generator().manual_seed(5)
-    states = [torch.randn(1, 60, heads, 8, generator=generator).transpose(1, 2) for heads in (4, 2, 2)]
-    slopes = torch.randn(1, 60, 4, 8, generator=generator)
-    calls: list[int] = []
-    plain = functional.scaled_dot_product_attention
-
-    def counted(*args: Any, **kwargs: Any) -> torch.Tensor:
-        calls.append(len(args[0]))
-        return plain(*args, **kwargs)
-
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", counted)
-
-    def attended(states: list[torch.Tensor], lengths: list[int], slopes: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        query, key, value = own = [each.detach().clone().requires_grad_() for each in states]
-        module = torch.nn.Identity()
-        found, _ = per_sample_attention(module, query, key, value, None, scaling=0.3, sample_lengths=lengths)
-        assert found.is_contiguous()
-        return found.detach(), *(each.transpose(1, 2) for each in torch.autograd.grad(found, own, slopes))
-
-    together = attended(states, [12] * 5, slopes)
-    assert calls == [5]
-    for number in range(5):
-        own = slice(12 * number, 12 * number + 12)
-        alone = attended([each[:, :, own] for each in states], [12], slopes[:, own])
-        assert all(torch.equal(whole[:, own], part) for whole, part in zip(together, alone, strict=True))
-    calls.clear()
-    attended(states, [12, 12, 12, 13, 11], slopes)
-    assert calls == [1] * 5
 
 
 @pytest.mark.parametrize("groups", [1, 2, 6])
