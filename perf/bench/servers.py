@@ -63,6 +63,8 @@ class Answers:
 
     def __init__(self, layers: int, top_k: int) -> None:
         self._layers, self._top_k = layers, top_k
+        self.are_small = not layers
+        """Whether they fit into a connection of many calls."""
         status = {"instance": INSTANCE, "draining": False, "weights": {"load": 0}, "adapters": {}}
         self._status = response(orjson.dumps(status))
         self._raw = b""
@@ -156,7 +158,7 @@ class Connection(asyncio.Protocol):
             return
         self._received.clear()
         path = head.split(b" ", 2)[1].decode()
-        if not path.endswith(CALLS_PATH):
+        if not (path.endswith(CALLS_PATH) and self._answers.are_small):
             self.respond(path, bytes(rest), None)
             return
         self._splitter, self._path = FrameSplitter(MOST_CALL_BYTES), path.removesuffix(CALLS_PATH) + wire.GENERATE_PATH
