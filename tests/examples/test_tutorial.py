@@ -45,4 +45,7 @@ def test_the_tutorial_works_as_it_is_written(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
     answer, _ = json.JSONDecoder().raw_decode(ended.stdout[ended.stdout.index('{"id"') :])  # the server prints, too
     assert answer["model"] == "sums"
-    assert answer["choices"][0]["message"]["content"]
+    [choice] = answer["choices"]
+    # On some processors the model of two steps ends its answer at once, which is a token, too.
+    assert choice["message"]["content"] or choice["finish_reason"] == "stop"
+    assert 1 <= answer["usage"]["completion_tokens"] <= 8
