@@ -116,7 +116,9 @@ def test_what_is_computed_with_is_what_the_layerwise_reload_gives(dtype: torch.d
         reload_by_layers(theirs, checkpoint(seed, dtype))
         assert [*map(torch.equal, ours.computes(), theirs.computes())] == [True] * 5
         assert [*map(torch.equal, ours.computes(), before)] == [False] * 5
-    assert not ours.up.weight.numel(), "the matrix is held by the kernel alone"
+    # The kernel alone holds the matrix, unless the processor has none, as some have none for bfloat16.
+    assert ours.up.weight.numel() == theirs.up.weight.numel()
+    assert dtype is torch.bfloat16 or not ours.up.weight.numel()
     assert loads_in_place(ours)
 
 
