@@ -116,15 +116,18 @@ async def _kill_one(served: Served, commands: dict[str, Command], victim: str, g
     playing = [asyncio.create_task(play(served, index, answers, group)) for index in range(GROUP)]
     await asyncio.sleep(2.0)
     url = statistics.mode(answers.server.values())
+    pid = process_of(commands[url], victim)
+    await asyncio.sleep(LOOK_SECONDS)  # answers that came while the process was looked for
     waiting = [answers.asked[index] for index, server in answers.server.items() if server == url]
     usual = statistics.median(came - asked for asked, came, _ in answers.got)
-    pid = process_of(commands[url], victim)
     at = time.monotonic()
     kill(pid)
-    while len(after := [came - at for asked, came, by in answers.got if asked in waiting and by != url]) < len(waiting):
+    while len(found := {asked: (came, by) for asked, came, by in answers.got if asked in waiting}) < len(waiting):
         if time.monotonic() - at > PATIENCE_SECONDS:
-            raise PerfError(f"{len(waiting) - len(after)} requests of the killed {victim} were never answered")
+            raise PerfError(f"{len(waiting) - len(found)} requests of the killed {victim} were never answered")
         await asyncio.sleep(LOOK_SECONDS)
+    if not (after := [came - at for came, by in found.values() if by != url]):
+        raise PerfError(f"the killed {victim} had answered all requests just before")
     for task in playing:
         task.cancel()
     await asyncio.gather(*playing, return_exceptions=True)
