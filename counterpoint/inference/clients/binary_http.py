@@ -229,9 +229,11 @@ class BinaryHttpClient:
 class Cuttable(asyncio.BaseProtocol):
     """A connection's protocol that can be told to end."""
 
+    _transport: asyncio.Transport
+
     def abort(self) -> None:
         """Cuts the connection."""
-        raise NotImplementedError
+        self._transport.abort()
 
 
 Connected = TypeVar("Connected", bound=Cuttable)
@@ -294,10 +296,6 @@ class _Connection(Cuttable, asyncio.BufferedProtocol):
         """Whether another exchange may follow: the last one is complete, and neither side is about to close."""
         sent = not self._transport.is_closing() and self._transport.get_write_buffer_size() == 0
         return sent and self._answer is None and self._keep_alive
-
-    def abort(self) -> None:
-        """See `Cuttable`."""
-        self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)

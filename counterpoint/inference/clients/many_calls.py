@@ -199,10 +199,6 @@ class _SharedConnection(Cuttable, asyncio.Protocol):
         if not (self._calls or self._aborted):
             self._transport.close()
 
-    def abort(self) -> None:
-        """See `Cuttable`."""
-        self._transport.abort()
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._sender = FrameSender(self._transport)
