@@ -46,6 +46,6 @@ def test_the_tutorial_works_as_it_is_written(tmp_path: Path) -> None:
     answer, _ = json.JSONDecoder().raw_decode(ended.stdout[ended.stdout.index('{"id"') :])  # the server prints, too
     assert answer["model"] == "sums"
     [choice] = answer["choices"]
-    # On some processors the model of two steps ends its answer at once, which is a token, too.
-    assert choice["message"]["content"] or choice["finish_reason"] == "stop"
-    assert 1 <= answer["usage"]["completion_tokens"] <= 8
+    # On some processors the model of two steps ends its answer at once, by its one token.
+    ended_at_once = (choice["finish_reason"], answer["usage"]["completion_tokens"]) == ("stop", 1)
+    assert bool(choice["message"]["content"]) is not ended_at_once
