@@ -46,7 +46,7 @@ def cpu_environment() -> dict[str, str]:
     # vLLM would bind a thread to each core and let it spin; trainer and orchestrator on this machine need the cores, too.
     environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     environment.setdefault("OMP_NUM_THREADS", str(own_cores() or os.cpu_count() or 1))
-    environment.setdefault("OMP_WAIT_POLICY", "passive")
+    environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # The first request would compile two small functions of the sampler for seconds (`vllm.v1.sample.ops`). The model itself
     # runs eagerly.
     environment.setdefault("TORCH_COMPILE_DISABLE", "1")

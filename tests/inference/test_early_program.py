@@ -128,7 +128,7 @@ def test_torch_has_the_settings_that_it_has_in_a_program_that_starts_with_its_or
     assert {name: held[name] for name in held.keys() - own} == {
         name: ordinary[1][name] for name in ordinary[1].keys() - own
     }
-    assert held["OMP_WAIT_POLICY"] == "passive"
+    assert held["OMP_WAIT_POLICY"] == "PASSIVE"
     assert held["TORCHDYNAMO_DISABLE"] == "1"
 
 

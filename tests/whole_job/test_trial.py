@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from counterpoint.job.directory import living_runs, orchestrator_of
+from counterpoint.job.directory import is_running, living_runs, orchestrator_of
 from counterpoint.job.reading.rollouts.rollout_records import read_records
 from counterpoint.job.trial.ask import trial_name
 from counterpoint.job.trial.decisions import SIDES, HeldOut, TrialDecisions
@@ -168,6 +168,7 @@ def test_it_is_found_though_trainer_branch_and_supervisor_are_killed(jobs: list[
     assert trial.wait(DEADLINE_SECONDS) == UserError.code, "there is no verdict yet"
     assert "has ended; start it with --resume" in (tmp_path / "errors.txt").read_text()
     jobs.append(resumed := RunningJob(job.config_file, output, ("--resume",)))
+    resumed.wait_for("the resumed job's lock", lambda: is_running(output))  # the killed one's roles may still commit a step
     made_before = len(steps_of(output / "run_main" / "metrics.jsonl"))
     resumed.wait_for("the run's next step", lambda: len(steps_of(output / "run_main" / "metrics.jsonl")) > made_before)
     code, printed, said = play(*asked)
