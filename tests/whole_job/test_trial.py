@@ -34,7 +34,8 @@ ENVIRONMENTS = [{"name": "reverse", "kind": "reverse-text"}]
 
 
 def write_job(directory: Path, server: ServerProcess) -> Path:
-    """One run without an end, with held-out examples, and places for two more."""
+    """One run without an end, with two evaluations, and places for two more. By so few examples, a change that does all the harm
+    that it can is found after four comparisons, so that something can be killed before."""
     job = settings(directory / "output", max_restarts=3, server=server, steps=10_000)
     job["trainer"] |= {"max_runs": 3, "keep_checkpoints": 10}
     own = job["orchestrator"]
@@ -42,7 +43,9 @@ def write_job(directory: Path, server: ServerProcess) -> Path:
     own["schedule"] |= {"max_inflight_rollouts": 16}
     own["training"] = {"learning_rate": 1e-4, "checkpoint_interval": 2, "lora": {"rank": 8}}
     held = [{"name": "reverse", "kind": "reverse-text", "args": {"seed": 1}}]
-    own["evaluations"] = [{"name": "held", "interval": 1000, "examples": 32, "environments": held}]
+    own["evaluations"] = [
+        {"name": name, "interval": 1000, "examples": 8, "environments": held} for name in ("held", "other")
+    ]
     file = directory / "job.toml"
     file.write_text(tomli_w.dumps(job))
     return file
@@ -57,12 +60,13 @@ def play(*words: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def trial_of(output: Path, tokens: int) -> tuple[TrialRecord, tuple[str, ...]]:
-    """The trial of a learning rate that does harm, with so many tokens, and what is asked for it."""
+def trial_of(output: Path, evaluation: str) -> tuple[TrialRecord, tuple[str, ...]]:
+    """The trial of a learning rate that does harm, by an evaluation, and what is asked for it."""
     changes = {"training.learning_rate": "0.1"}
-    record = TrialRecord(output, trial_name("main", changes, tokens, None, None))
+    record = TrialRecord(output, trial_name("main", changes, 1_000_000, None, evaluation))
     words = [f"{key}={value}" for key, value in changes.items()]
-    return record, ("main", *words, "--tokens", str(tokens), "--job", str(output), "--json")
+    asked = ("main", *words, "--tokens", "1M", "--evaluation", evaluation, "--job", str(output), "--json")
+    return record, asked
 
 
 def measured(record: TrialRecord) -> Iterator[HeldOut]:
@@ -121,7 +125,7 @@ def test_a_change_that_does_harm_is_found_though_the_command_is_killed(jobs: lis
     ]:
         refused = play(*wrong, "--tokens", "1M", "--job", str(output))
         assert (refused[0], words in refused[2]) == (code, True), refused
-    record, asked = trial_of(output, 1_000_000)
+    record, asked = trial_of(output, "held")
     assert not record.directory.exists()
 
     first = subprocess.Popen(command(*asked), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -148,10 +152,11 @@ def test_a_change_that_does_harm_is_found_though_the_command_is_killed(jobs: lis
 def test_it_is_found_though_trainer_branch_and_supervisor_are_killed(jobs: list[RunningJob], tmp_path: Path) -> None:
     job = jobs[-1]
     output = job.output_dir
-    record, asked = trial_of(output, 1_001_000)
+    record, asked = trial_of(output, "other")
     with (tmp_path / "errors.txt").open("wb") as errors:
         trial = subprocess.Popen(command(*asked), stdout=subprocess.DEVNULL, stderr=errors)
     job.wait_for("a measurement", lambda: bool([*measured(record)]))
+    job.wait_for("the branch", lambda: orchestrator_of(output, record.branch("with")) is not None)
     branch = orchestrator_of(output, record.branch("with"))
     assert branch is not None
     made = [len(steps_of(record.run_dir(side) / "metrics.jsonl")) for side in SIDES]
@@ -168,7 +173,9 @@ def test_it_is_found_though_trainer_branch_and_supervisor_are_killed(jobs: list[
     assert trial.wait(DEADLINE_SECONDS) == UserError.code, "there is no verdict yet"
     assert "has ended; start it with --resume" in (tmp_path / "errors.txt").read_text()
     jobs.append(resumed := RunningJob(job.config_file, output, ("--resume",)))
-    resumed.wait_for("the resumed job's lock", lambda: is_running(output))  # the killed one's roles may still commit a step
+    resumed.wait_for(
+        "the resumed job's lock", lambda: is_running(output)
+    )  # the killed one's roles may still commit a step
     made_before = len(steps_of(output / "run_main" / "metrics.jsonl"))
     resumed.wait_for("the run's next step", lambda: len(steps_of(output / "run_main" / "metrics.jsonl")) > made_before)
     code, printed, said = play(*asked)
