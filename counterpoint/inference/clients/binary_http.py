@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
@@ -216,7 +217,7 @@ class BinaryHttpClient:
             reason = str(error) or f"no connection within {self.connect_timeout_seconds:g} s"
             if error.errno in (errno.EMFILE, errno.ENFILE):  # not a failure of the server
                 raise InferenceError(f"no descriptor is left for a connection to {self.url}: {reason}") from error
-            raise ConnectionError(NOTHING_LISTENS if isinstance(error, ConnectionRefusedError) else reason) from error
+            raise ConnectionError(NOTHING_LISTENS if _is_refused(error) else reason) from error
         self._open.add(connection)
         return connection
 
@@ -224,6 +225,12 @@ class BinaryHttpClient:
         self._open.discard(connection)
         if isinstance(connection, _Connection):
             self.idle.pop(connection, None)
+
+
+def _is_refused(error: OSError) -> bool:
+    """Whether each address refuses: of several, as `localhost` may have, the loop puts the errors into one text."""
+    numbers = {*re.findall(r"\[Errno (\d+)\]", str(error))}
+    return isinstance(error, ConnectionRefusedError) or numbers == {str(errno.ECONNREFUSED)}
 
 
 class Cuttable(asyncio.BaseProtocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -160,6 +161,15 @@ async def test_nothing_listens() -> None:
         calls = sessions.many_calls(sessions.binary_client("http://127.0.0.1:1"))
         errors = await asyncio.gather(*(ask(calls) for _ in range(3)), return_exceptions=True)
         assert all(isinstance(each, ServerUnreachable) and "nothing listens" in str(each) for each in errors)
+
+
+async def test_nothing_listens_at_any_address_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 1)) for address in ("127.0.0.1", "127.0.0.2")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    async with HttpSessions(PoolConfig()) as sessions:
+        calls = sessions.many_calls(sessions.binary_client("http://a-host.test:1"))
+        with pytest.raises(ServerUnreachable, match="nothing listens"):
+            await ask(calls)
 
 
 async def test_a_call_is_made_again_once_and_by_a_new_connection() -> None:
