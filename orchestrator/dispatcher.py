@@ -265,8 +265,9 @@ class Dispatcher:
         self._draining = True
         self._patience.cancel()
         self.handle(DrainRequested())
-        for group in self._groups.values():
+        for group in [*self._groups.values()]:
             _interrupt(group)
+            await asyncio.sleep(0)  # together, the rollouts of hundreds of groups would block the loop as they end
         try:
             async with asyncio.timeout(self._config.shutdown_timeout_seconds / 2):
                 await self.settle()
