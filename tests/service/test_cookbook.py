@@ -33,8 +33,7 @@ RL = "group_size=4 lora_rank=4 learning_rate=1e-3 max_steps=2"
 
 RECIPES = {
     "math_rl.train": f"{RL} groups_per_batch=4 save_every=1 eval_every=0 loss_fn=importance_sampling",
-    "multiplayer_rl.guess_number.train": "batch_size=2 group_size=2 max_tokens=8 max_steps=1 eval_every=0",
-    "multiplayer_rl.twenty_questions.train": "batch_size=2 group_size=2 max_tokens=8 max_steps=1 eval_every=0",
+    "multiplayer_rl.twenty_questions.train": "batch_size=1 group_size=2 max_tokens=8 max_steps=1 eval_every=0",
     "preference.shorter.train": "batch_size=2 group_size=2 max_tokens=8 max_steps=2 eval_every=0",
     "prompt_distillation.train": "file_path={conversations} batch_size=4 max_steps=2 eval_every=0 lora_rank=4",
 }
