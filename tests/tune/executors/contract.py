@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from counterpoint.tune.errors import TuneError
-from counterpoint.tune.executors.executor import Completed, Failed, Reported, Saved, SaveFailed, Started, Stopped
+from counterpoint.tune.executors.executor import Completed, Failed, Reported, Saved, Started, Stopped
 from counterpoint.tune.resources import Resources
 from tests.support.polling import until
-from tests.tune.executors.driver import Driver, content, hidden, is_alive
+from tests.tune.executors.driver import Driver, content, is_alive
 
 pytestmark = pytest.mark.slow
 
@@ -45,54 +45,6 @@ async def test_a_function_reports_until_it_returns(driver: Driver) -> None:
     heard = await driver.run([driver.trial("reports", config={"times": 2})])
     kinds = [type(event) for event in heard["reports"]]
     assert kinds == [Started, Reported, Reported, Completed, Stopped]
-
-
-async def test_a_function_goes_on_from_the_checkpoint_that_it_made(driver: Driver) -> None:
-    trial = driver.trial("counts")
-    await driver.begin(trial)
-    asked = driver.checkpoint(trial, 1)
-    assert (await driver.result(trial))["count"] == 1
-    driver.executor.save_to(trial, asked)
-    assert "has made no checkpoint yet" in (await driver.next(SaveFailed, trial)).error
-    assert (await driver.result(trial))["count"] == 2
-    made = (await driver.next(Saved, trial)).checkpoint
-    assert made is not None
-    assert [made.iteration, made.result["count"]] == [2, 2]
-    assert (await driver.result(trial))["count"] == 3
-    later = driver.checkpoint(trial, 3)
-    driver.executor.save_to(trial, later)
-    assert (await driver.next(Saved, trial)).checkpoint == replace(later, iteration=2)
-    await driver.stop(trial)
-    for checkpoint in (made, later):
-        await driver.begin(trial, checkpoint)
-        result = await driver.result(trial)
-        assert [result["count"], result["training_iteration"]] == [3, 3]
-        await driver.stop(trial)
-    assert not hidden(trial.logdir)
-
-
-async def test_a_trial_takes_another_config_and_checkpoint_in_place(driver: Driver) -> None:
-    plain, trial = driver.trial("Counter"), driver.trial("Resettable")
-    for each in (plain, trial):
-        await driver.begin(each)
-    assert not driver.executor.change(plain, {}, None)
-    before = await driver.result(trial)
-    for in_place in (True, False):
-        assert driver.executor.change(trial, {"begin": 10, "in_place": in_place}, None)
-        await driver.next(Started, trial)
-        after = await driver.result(trial)
-        assert [after["count"], after["training_iteration"], after["pid"]] == [11, 1, before["pid"]]
-    await driver.result(plain)
-    source = driver.checkpoint(plain, 1)
-    driver.executor.save_to(plain, source)
-    await driver.next(Saved, plain)
-    assert driver.executor.change(trial, {"begin": 20}, source)
-    await driver.next(Started, trial)
-    exploited = await driver.result(trial)
-    assert [exploited["count"], exploited["training_iteration"]] == [2, 2]
-    assert exploited["config"] == {"begin": 20}
-    for each in (plain, trial):
-        await driver.stop(each)
 
 
 async def test_a_paused_trial_has_no_process_and_no_resources(driver: Driver) -> None:
@@ -130,25 +82,6 @@ async def test_what_a_trial_starts_ends_with_it(driver: Driver) -> None:
     assert is_alive(result["child"])
     await driver.stop(trial)
     assert not is_alive(result["child"])
-
-
-async def test_a_failure_to_save_leaves_the_trial_as_it_was(driver: Driver) -> None:
-    trial = driver.trial("CannotSave")
-    await driver.begin(trial)
-    await driver.result(trial)
-    checkpoint = driver.checkpoint(trial, 1)
-    driver.executor.save_to(trial, checkpoint)
-    assert "made of cheese" in (await driver.next(SaveFailed, trial)).error
-    assert not hidden(trial.logdir)
-    assert content(checkpoint.path) is None
-    assert (await driver.result(trial))["training_iteration"] == 2
-    await driver.stop(trial)
-
-
-async def test_a_checkpoint_that_is_none_fails_the_trial(driver: Driver) -> None:
-    trial = driver.trial("Counter")
-    driver.start(trial, driver.checkpoint(trial, 1))
-    assert "is no checkpoint of a trainable" in (await driver.next(Failed, trial)).error
 
 
 async def test_a_trainable_that_does_not_exist_fails_its_trial(driver: Driver) -> None:

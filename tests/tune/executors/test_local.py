@@ -1,4 +1,7 @@
-"""The executor for this machine: what every executor must do, and its own processes, deadlines and devices."""
+"""The executor for this machine: what every executor must do, and its own processes, deadlines and devices.
+
+What a trial's process alone answers for, the same one on Ray, is tried here and not in `contract.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,14 +18,14 @@ import pytest
 from counterpoint import tune
 from counterpoint.transport.process.launch import descendants
 from counterpoint.tune.executors.attempt import Deadlines
-from counterpoint.tune.executors.executor import Completed, Failed, Reported, Started, Stopped
+from counterpoint.tune.executors.executor import Completed, Failed, Reported, Saved, SaveFailed, Started, Stopped
 from counterpoint.tune.executors.forked_here import reason_against_a_fork
 from counterpoint.tune.executors.local import LocalTrialExecutor
 from counterpoint.tune.registry import path_of
 from counterpoint.tune.resources import Resources
 from tests.support.polling import wait_until
 from tests.tune.executors.contract import *  # noqa: F403
-from tests.tune.executors.driver import Driver, content, is_alive, parent_of
+from tests.tune.executors.driver import Driver, content, hidden, is_alive, parent_of
 
 pytestmark = pytest.mark.slow
 
@@ -42,6 +46,73 @@ async def driver(tmp_path: Path) -> AsyncIterator[Driver]:
     await executor.close()
     assert not open_crash_files()
     assert str(executor.ledger).startswith("0/2 cpu")
+
+
+async def test_a_function_goes_on_from_the_checkpoint_that_it_made(driver: Driver) -> None:
+    trial = driver.trial("counts")
+    await driver.begin(trial)
+    asked = driver.checkpoint(trial, 1)
+    assert (await driver.result(trial))["count"] == 1
+    driver.executor.save_to(trial, asked)
+    assert "has made no checkpoint yet" in (await driver.next(SaveFailed, trial)).error
+    assert (await driver.result(trial))["count"] == 2
+    made = (await driver.next(Saved, trial)).checkpoint
+    assert made is not None
+    assert [made.iteration, made.result["count"]] == [2, 2]
+    assert (await driver.result(trial))["count"] == 3
+    later = driver.checkpoint(trial, 3)
+    driver.executor.save_to(trial, later)
+    assert (await driver.next(Saved, trial)).checkpoint == replace(later, iteration=2)
+    await driver.stop(trial)
+    for checkpoint in (made, later):
+        await driver.begin(trial, checkpoint)
+        result = await driver.result(trial)
+        assert [result["count"], result["training_iteration"]] == [3, 3]
+        await driver.stop(trial)
+    assert not hidden(trial.logdir)
+
+
+async def test_a_trial_takes_another_config_and_checkpoint_in_place(driver: Driver) -> None:
+    plain, trial = driver.trial("Counter"), driver.trial("Resettable")
+    for each in (plain, trial):
+        await driver.begin(each)
+    assert not driver.executor.change(plain, {}, None)
+    before = await driver.result(trial)
+    for in_place in (True, False):
+        assert driver.executor.change(trial, {"begin": 10, "in_place": in_place}, None)
+        await driver.next(Started, trial)
+        after = await driver.result(trial)
+        assert [after["count"], after["training_iteration"], after["pid"]] == [11, 1, before["pid"]]
+    await driver.result(plain)
+    source = driver.checkpoint(plain, 1)
+    driver.executor.save_to(plain, source)
+    await driver.next(Saved, plain)
+    assert driver.executor.change(trial, {"begin": 20}, source)
+    await driver.next(Started, trial)
+    exploited = await driver.result(trial)
+    assert [exploited["count"], exploited["training_iteration"]] == [2, 2]
+    assert exploited["config"] == {"begin": 20}
+    for each in (plain, trial):
+        await driver.stop(each)
+
+
+async def test_a_failure_to_save_leaves_the_trial_as_it_was(driver: Driver) -> None:
+    trial = driver.trial("CannotSave")
+    await driver.begin(trial)
+    await driver.result(trial)
+    checkpoint = driver.checkpoint(trial, 1)
+    driver.executor.save_to(trial, checkpoint)
+    assert "made of cheese" in (await driver.next(SaveFailed, trial)).error
+    assert not hidden(trial.logdir)
+    assert content(checkpoint.path) is None
+    assert (await driver.result(trial))["training_iteration"] == 2
+    await driver.stop(trial)
+
+
+async def test_a_checkpoint_that_is_none_fails_the_trial(driver: Driver) -> None:
+    trial = driver.trial("Counter")
+    driver.start(trial, driver.checkpoint(trial, 1))
+    assert "is no checkpoint of a trainable" in (await driver.next(Failed, trial)).error
 
 
 async def test_each_trial_sees_its_own_devices(driver: Driver) -> None:
