@@ -187,23 +187,6 @@ async def test_a_command_runs_and_is_stopped_and_nothing_happens_twice(world: Wo
         assert len(master.of(Created)) == 1
 
 
-async def test_a_hook_that_fails_is_named(world: World) -> None:
-    async with await watch(world) as master:
-        await master.backend.allocate(bundle("fails-0"), ())
-        await master.backend.create(master.order("fails-0"))
-        ended = await master.get(WorkerExited, "fails-0")
-        assert (ended.code, ended.reason) == (1, "`setup` raised ValueError: no such model: tiny")
-        assert "Traceback" in log_of(world, "fails-0")
-
-
-async def test_an_exit_within_a_hook_is_named_with_its_code(world: World) -> None:
-    async with await watch(world) as master:
-        await master.run("exits-0")
-        await master.backend.start("exits-0", 1)
-        ended = await master.get(WorkerExited, "exits-0")
-        assert (ended.code, ended.reason) == (5, "`start` called sys.exit(5)")
-
-
 async def test_a_killed_worker_is_told_and_its_successor_runs(world: World) -> None:
     async with await watch(world) as master:
         await master.run("program-0")

@@ -1,4 +1,7 @@
-"""The backend of one machine: what every backend must do, and what becomes of its keepers."""
+"""The backend of one machine: what every backend must do, and what becomes of its keepers.
+
+What a worker's process alone answers for, the same one on Ray, is tried here and not in `contract.py`.
+"""
 
 from __future__ import annotations
 
@@ -63,6 +66,23 @@ async def world(tmp_path: Path) -> AsyncIterator[LocalWorld]:
             await backend.close(end=False)
         assert not [pid for mark in left for pid in marked(mark)]
         assert not made.sockets
+
+
+async def test_a_hook_that_fails_is_named(world: LocalWorld) -> None:
+    async with await watch(world) as master:
+        await master.backend.allocate(bundle("fails-0"), ())
+        await master.backend.create(master.order("fails-0"))
+        ended = await master.get(WorkerExited, "fails-0")
+        assert (ended.code, ended.reason) == (1, "`setup` raised ValueError: no such model: tiny")
+        assert "Traceback" in log_of(world, "fails-0")
+
+
+async def test_an_exit_within_a_hook_is_named_with_its_code(world: LocalWorld) -> None:
+    async with await watch(world) as master:
+        await master.run("exits-0")
+        await master.backend.start("exits-0", 1)
+        ended = await master.get(WorkerExited, "exits-0")
+        assert (ended.code, ended.reason) == (5, "`start` called sys.exit(5)")
 
 
 WITH_CHILD = """
