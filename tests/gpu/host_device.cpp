@@ -3,19 +3,22 @@
 // Its tensors are kept apart from those of the CPU, as a GPU's are: an operator that gets both raises an error, unless CUDA
 // would take them, too. Each operator runs the CPU's kernel on tensors that share the memory of its arguments.
 
+// Not torch/extension.h: to read its many headers takes longer than all else.
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/GeneratorForPrivateuseone.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <torch/extension.h>
-
-#include "host_device.h"
+#include <torch/csrc/utils/pybind.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -90,8 +93,7 @@ Hooks hooks;
 
 // --- the same memory as a tensor of the CPU, and a result as one of the device ---
 
-}  // namespace
-
+/// Returns a tensor of the CPU in the memory of `tensor`, or `tensor` itself if it is one.
 Tensor on_cpu(const Tensor& tensor) {
   if (!tensor.defined() || tensor.is_cpu()) return tensor;
   at::AutoDispatchBelowAutograd guard;
@@ -103,8 +105,6 @@ Tensor on_cpu(const Tensor& tensor) {
   const Tensor flat = at::from_blob(tensor.storage().mutable_data(), {elements}, [kept](void*) {}, options);
   return flat.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset());
 }
-
-namespace {
 
 Tensor on_device(const Tensor& found) {
   const Tensor plain = found.is_non_overlapping_and_dense() ? found : found.contiguous();
@@ -261,7 +261,9 @@ void register_hooks() { at::RegisterPrivateUse1HooksInterface(&hooks); }
 
 }  // namespace
 
+#include "host_collectives.h"
+
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("register_hooks", &register_hooks);
-  bind_collectives(module);
+  module.def("collectives", &collectives);
 }

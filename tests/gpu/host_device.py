@@ -29,7 +29,7 @@ differentiates, and the device is then torch's accelerator for all else."""
 
 EXTENSION = "counterpoint_host_device"
 
-SOURCES = [str(Path(__file__).with_name(name)) for name in ("host_device.cpp", "host_collectives.cpp")]
+SOURCE = str(Path(__file__).with_name("host_device.cpp"))
 
 
 class _Module(types.ModuleType):
@@ -61,7 +61,7 @@ def host_device() -> torch.device:
     with (directory / "one_build").open("w") as one_build:
         fcntl.flock(one_build, fcntl.LOCK_EX)
         (directory / "lock").unlink(missing_ok=True)  # of torch, which would wait for ever for a build that was killed
-        built = cpp_extension.load(EXTENSION, SOURCES, extra_cflags=["-O1"], build_directory=str(directory))
+        built = cpp_extension.load(EXTENSION, SOURCE, extra_cflags=["-O0"], build_directory=str(directory))
     torch.utils.rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, _Module(NAME))
     built.register_hooks()

@@ -1,17 +1,16 @@
 // Collective calls between ranks on tensors of the device in the host's memory: gloo's, on the same memory.
 //
 // Like NCCL it takes no tensor of the CPU: torch finds no backend for one, or the check here fails.
+// A part of `host_device.cpp`, and not a unit of its own: torch's headers take most of the time to compile either.
+#pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <utility>
 #include <vector>
 
-#include "host_device.h"
-
 namespace {
 
-using at::Tensor;
 using Tensors = std::vector<Tensor>;
 using Done = c10::intrusive_ptr<c10d::Work>;
 
@@ -108,5 +107,3 @@ c10::intrusive_ptr<c10d::Backend> collectives(c10::intrusive_ptr<c10d::Backend> 
 }
 
 }  // namespace
-
-void bind_collectives(pybind11::module& module) { module.def("collectives", &collectives); }
