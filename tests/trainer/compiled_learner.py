@@ -37,8 +37,8 @@ WAYS: dict[bool, dict[str, tuple[dict[str, Any], list[str]]]] = {
         "all": ({"sharding": True, "context_parallel": 2, "expert_parallel": 2}, [MIXTURE]),
     },
     True: {
-        "sharded": ({"sharding": True}, [DENSE, MIXTURE]),
-        "context": ({"sharding": False, "context_parallel": 2}, [DENSE, MIXTURE]),
+        "sharded": ({"sharding": True}, [DENSE]),
+        "context": ({"sharding": False, "context_parallel": 2}, [DENSE]),
         "experts": ({"sharding": False, "expert_parallel": 2}, [MIXTURE]),
     },
 }
