@@ -22,6 +22,9 @@ from tests.trainer.sharded_learner import FITS, SCENARIOS, Bench, train_all, tra
 
 REFERENCE = "dense-full-reference"
 
+NAMES = [name for name in SCENARIOS if name != "dense-lora-other-reference"]
+"""What two ranks train. Rows of a reference that is another model are shared as those of `REFERENCE` are."""
+
 
 def train_beside_a_failing_reference(directory: Path, models: dict[str, Path], group: Ranks) -> dict[str, Any]:
     """Steps in which the last rank lacks memory for many tokens of the reference policy's rows."""
@@ -61,7 +64,7 @@ def main(directory: Path, dense: Path, mixture: Path, *only: str) -> None:
         output_dir=directory, model=str(dense), processes=count, threads=1, rank_silence_seconds=300, **shared
     )
     with ranks.join(config, torch.device("cpu")) as group:
-        found = {"shared": train_all(directory, models, group, list(only), **shared)}
+        found = {"shared": train_all(directory, models, group, list(only) or NAMES, **shared)}
         if not only:
             failing = train_failing(directory, models, group, False, **shared)
             found["failing"] = failing | {REFERENCE: train_beside_a_failing_reference(directory, models, group)}
@@ -69,7 +72,7 @@ def main(directory: Path, dense: Path, mixture: Path, *only: str) -> None:
     if index == 0:
         if not only:
             found["failing-plain"] = train_failing(directory, models, ALONE)
-            found["plain"] = train_all(directory, models, ALONE, [])
+            found["plain"] = train_all(directory, models, ALONE, NAMES)
         (directory / "found.json").write_text(json.dumps(found))
 
 

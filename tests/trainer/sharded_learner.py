@@ -47,7 +47,7 @@ from tests.trainer.orchestrator_end import write_run
 STEPS = 7
 """Of the scenario that is resumed (`RESUMED`), by ranks of other numbers."""
 
-FEW_STEPS = 4
+FEW_STEPS = 3
 """Of the others: enough for a wrong gradient or optimizer state to show, since Adam makes a whole update of either."""
 
 MARK = 77

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.context_learner import REFERENCE
+from tests.trainer.context_learner import NAMES, REFERENCE
 from tests.trainer.forked_ranks import launch
 from tests.trainer.sharded_learner import SCENARIOS
 from tests.trainer.test_sharding import assert_close
@@ -16,7 +16,7 @@ from tests.trainer.test_sharding import assert_close
 pytestmark = pytest.mark.slow
 
 
-SEVERAL = {2: list(SCENARIOS), 4: ["dense-full"]}
+SEVERAL = {2: NAMES, 4: ["dense-full"]}
 """What is trained, by number of ranks: of four, in two groups, also a mixture and adapters in `test_experts.py`."""
 
 

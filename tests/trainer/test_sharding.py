@@ -40,9 +40,9 @@ pytestmark = pytest.mark.slow
 
 TIMES = {"tokens_per_second", "phase/train"}
 
-SEVERAL = {2: list(SCENARIOS), 4: ["dense-lora-other-reference"]}
-"""What is trained, by number of ranks. Four hold a quarter of the weights each, and continue a mixture (`RESUMED`). All weights
-and mixtures are trained on four in `test_context.py` and `test_experts.py`, with shared rows and divided experts."""
+SEVERAL = {2: list(SCENARIOS), 4: ["dense-full-reference"]}
+"""What is trained, by number of ranks. Four hold a quarter of the weights each, and continue a mixture (`RESUMED`). Mixtures and
+adapters are trained on four in `test_experts.py`, with shared rows and divided experts."""
 
 
 @pytest.fixture(scope="module")
