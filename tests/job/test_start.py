@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +12,23 @@ import pytest
 import tomli_w
 
 import counterpoint
-from counterpoint.job.directory import JOB_FILE
+from counterpoint.job.directory import JOB_LOCK
 from counterpoint.job.reading.status import JobSnapshot, StatusReader
+from counterpoint.job.start import StartedJob
 from counterpoint.transport.errors import UserError
+from counterpoint.transport.process.child import Child
 from tests.support.polling import DEADLINE_SECONDS, wait_until
 from tests.support.running_job import settings
 from tests.support.synthetic_jobs import write_job
 from tests.support.vllm_server import ServerProcess
 
+HOLDS = """
+import sys, time
+from pathlib import Path
+from counterpoint.transport.files.lock import take_lock
+held = take_lock(Path(sys.argv[1]), "taken")
+time.sleep(600)
+"""
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook" / "job.ipynb"
 
 
@@ -43,9 +54,12 @@ def test_a_wrong_override_is_refused_before_a_process_starts(
 
 
 @pytest.mark.slow
-def test_a_job_that_cannot_start_says_why(tmp_path: Path) -> None:
+def test_a_job_that_cannot_start_says_why_whether_a_file_or_a_dict_describes_it(tmp_path: Path) -> None:
     (tmp_path / "job").mkdir()
     (tmp_path / "job" / "of-somebody-else").touch()
+    content = settings(tmp_path / "job", steps=3)
+    of_dict = counterpoint.start(content | {"output_dir": tmp_path / "job", "keys": None})
+    assert of_dict.wait(DEADLINE_SECONDS) == 2
     job = counterpoint.start(written(tmp_path))
     assert job.wait(DEADLINE_SECONDS) == 2
     assert str(tmp_path / "job") in job.output
@@ -53,18 +67,7 @@ def test_a_job_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="exit code 2") as raised:
         job.wait(check=True)
     assert str(tmp_path / "job") in str(raised.value)
-
-
-@pytest.mark.slow
-def test_a_dict_is_a_job_as_its_file_is(tmp_path: Path) -> None:
-    content = settings(tmp_path / "job", steps=3)
-    (tmp_path / "job").mkdir()
-    (tmp_path / "job" / "of-somebody-else").touch()
-    of_dict = counterpoint.start(content | {"output_dir": tmp_path / "job", "keys": None})
-    assert of_dict.wait(DEADLINE_SECONDS) == 2
-    of_file = counterpoint.start(written(tmp_path))
-    assert of_file.wait(DEADLINE_SECONDS) == 2
-    assert of_dict.output == of_file.output
+    assert of_dict.output == job.output
 
 
 def test_a_dict_that_is_wrong_writes_nothing(tmp_path: Path) -> None:
@@ -97,32 +100,34 @@ def test_a_job_that_has_just_started_reads_as_empty(tmp_path: Path) -> None:
         job.stop(DEADLINE_SECONDS)
 
 
-@pytest.mark.slow
 def test_the_status_survives_that_the_earlier_job_is_moved_aside_while_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = counterpoint.start(written(tmp_path))
+    """In place of the command there is a process that does no more than hold the directory: one that starts a job would
+    write there just now, and end because the test has moved it."""
+    directory = tmp_path / "job"
+    write_job(directory, steps=3)
     read = StatusReader.read
 
     def moved_meanwhile(reader: StatusReader) -> JobSnapshot:
         monkeypatch.undo()
-        job.directory.rename(tmp_path / "job.1")
+        directory.rename(tmp_path / "job.1")
         return read(reader)
 
     def damaged(reader: StatusReader) -> JobSnapshot:
         raise UserError("the job's file is damaged")
 
-    try:
-        wait_until((job.directory / JOB_FILE).exists, "the job's file", DEADLINE_SECONDS)
+    with Child("the job", [sys.executable, "-c", HOLDS, str(directory / JOB_LOCK)], guarded=False) as process:
+        job = StartedJob(directory, process, os.memfd_create("output of a job"), None)
+        wait_until(lambda: not job.is_beginning, "the process to take the directory", DEADLINE_SECONDS)
+        assert [*job.status().histories] == ["run-0000"]
         monkeypatch.setattr(StatusReader, "read", moved_meanwhile)
         assert job.status().as_json()["running"]
         assert job.status().as_json()["runs"] == []
-        (tmp_path / "job.1").rename(job.directory)
+        (tmp_path / "job.1").rename(directory)
         monkeypatch.setattr(StatusReader, "read", damaged)
         with pytest.raises(UserError, match="damaged"):
             job.status()
-    finally:
-        job.stop(DEADLINE_SECONDS)
 
 
 @pytest.mark.slow
