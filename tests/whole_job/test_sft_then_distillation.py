@@ -21,7 +21,7 @@ from tests.support.vllm_server import ServerProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
-STEPS = 48
+STEPS = 32
 EPOCHS = 6
 LORA = {"rank": 8}
 ANSWER = "zzzz"
