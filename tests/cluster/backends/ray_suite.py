@@ -169,19 +169,25 @@ async def test_what_a_killed_keeper_left_is_gone_before_the_end_is_told(world: R
         assert not world.processes()
 
 
-async def test_a_job_without_a_master_leaves_nothing_on_ray_and_the_next_master_places_it_anew(
-    world: RayWorld, connection: RayCluster
-) -> None:
-    """The keepers end, and the last one removes the placement group."""
+async def test_a_job_without_a_master_leaves_nothing_on_ray(world: RayWorld, connection: RayCluster) -> None:
     world.job = JOB.model_copy(update={"lease_seconds": 4.0})
     async with await watch(world) as master:
         for worker in ("program-0", "program-1"):
             await master.backend.allocate(bundle("program-0", "program-1"), ())
             await master.backend.create(master.order(worker, bundle="program-0"))
             await master.get(WorkerReady, worker)
-        handles = master.backend.handles()
         await master.backend.close(end=False)
     await until(lambda: not connection.actors(world.key), "the end of the actors")
+    await until(lambda: not connection.groups(world.key), "the end of the placement group")
+
+
+async def test_the_next_master_places_anew_what_the_keepers_have_left(world: RayWorld, connection: RayCluster) -> None:
+    """Without a master they end, and the last one removes the placement group."""
+    world.job = JOB.model_copy(update={"lease_seconds": 2.0})
+    async with await watch(world) as master:
+        await master.run("program-0")
+        handles = master.backend.handles()
+        await master.backend.close(end=False)
     await until(lambda: not connection.groups(world.key), "the end of the placement group")
     async with await watch(world, epoch=2) as master:
         assert await master.backend.adopt(handles) == []
