@@ -63,6 +63,8 @@ class ElasticWorker(Worker):
         """Whether the ranks are being ended."""
         self._over = threading.Event()
         """Set once the training is complete, or the job stops."""
+        self._closed = False
+        """Whether `start` has ended the ranks, and the keeper takes no more work."""
         self._keeper = ThreadPoolExecutor(1, thread_name_prefix="keeper")
         self._check = CheckProcess(self.check_command())
 
@@ -165,7 +167,11 @@ class ElasticWorker(Worker):
         if number < self._round:
             raise StaleCall(f"{self.me} was told to stop round {number}, and knows of round {self._round}")
         self._round = number
-        await self._keep(self._end_ranks)
+        with self._lock:
+            if self._closed:
+                return  # this worker ends, and tells why itself
+            ended = self._keeper.submit(self._end_ranks)
+        await asyncio.wrap_future(ended)
 
     @remote(idempotent=True)
     async def finish(self, incarnation: int) -> None:
@@ -240,6 +246,8 @@ class ElasticWorker(Worker):
 
     def _close(self) -> None:
         """Kills what still runs."""
+        with self._lock:
+            self._closed = True
         self._keeper.submit(self._drop_ranks).result()
         self._keeper.submit(self._check.close).result()
         self._keeper.shutdown()

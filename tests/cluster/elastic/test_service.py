@@ -133,6 +133,14 @@ def test_its_end_has_the_reason_that_a_rank_gave(service: Any, said: list[str], 
     assert raised.value.code == code
 
 
+def test_a_round_is_stopped_while_the_worker_ends(service: Any) -> None:
+    """The master saw that the ranks were gone before the worker's process was; it must not call the worker unfit."""
+    job = service()
+    job.ranks.fail("rank 0 was ended by SIGKILL")
+    assert isinstance(job.wait(), RanksFailed)
+    asyncio.run(job.worker.stop_round(1, 1))
+
+
 def raising(error: BaseException | None) -> Callable[[], None]:
     def hook() -> None:
         assert error is not None
