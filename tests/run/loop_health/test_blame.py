@@ -34,6 +34,7 @@ both_loops = pytest.mark.parametrize(
     "new_event_loop", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"]
 )
 NUMBERS = [1.5] * 1_000_000
+TABLE = {str(index): [index] for index in range(20_000)}
 
 
 def run_python() -> None:
@@ -51,7 +52,7 @@ def wait_on_the_loop() -> None:
 
 
 def call_a_library() -> str:
-    return json.dumps({str(index): [index] for index in range(20_000)}, indent=1)
+    return json.dumps(TABLE, indent=1)
 
 
 async def a_task_that(block: Callable[[], object]) -> None:
