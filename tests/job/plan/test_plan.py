@@ -531,14 +531,14 @@ def test_layers_that_cannot_be_compiled_are_planned_so(
 
     shutil.copytree(directories["dense"], tmp_path / "model")  # of which nothing is planned yet
     monkeypatch.setattr(compiled_graphs, "backend", full_disk)
-    monkeypatch.setattr(torch._dynamo.config, "suppress_errors", True)  # as a trainer in this process leaves it
     runs = [TrainingConfig(lora=LoraConfig(rank=8))]
-    compiled, eager = (
-        rank_parts(
-            tmp_path / "model", TrainerConfig(output_dir=tmp_path, model="", compile=given), runs, 1024, 80 * GIB
+    with torch._dynamo.config.patch(suppress_errors=True):  # as a trainer in this process leaves it
+        compiled, eager = (
+            rank_parts(
+                tmp_path / "model", TrainerConfig(output_dir=tmp_path, model="", compile=given), runs, 1024, 80 * GIB
+            )
+            for given in (None, False)
         )
-        for given in (None, False)
-    )
     torch._dynamo.reset()
     assert compiled == eager
     assert "No space left on device" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,10 @@ pytestmark = pytest.mark.slow  # vLLM takes seconds to import
 
 @pytest.fixture(scope="module", autouse=True)
 def _vllm_of_one_rank() -> Iterator[None]:
-    """Imports vLLM as its server does, without functions that torch compiles; its layers find that they are not divided."""
+    """Imports vLLM as its server does, without functions that torch compiles; its layers find that they are not divided.
+
+    They are gone at the end: a kernel collected while torch traces a later test's function fails, and leaves gradients off.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHDYNAMO_DISABLE", "1")
         from vllm.distributed import parallel_state
@@ -24,6 +28,7 @@ def _vllm_of_one_rank() -> Iterator[None]:
 
         patch.setattr(parallel_state, "_TP", SimpleNamespace(rank_in_group=0, world_size=1))
         yield
+    gc.collect()
 
 
 class Small(nn.Module):
