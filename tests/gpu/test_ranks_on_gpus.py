@@ -61,7 +61,7 @@ def test_a_run_is_saved_by_all_ranks_while_they_train(found: dict[str, Any]) -> 
 
 def test_ranks_that_divide_experts_train_as_a_cpu(moe_directory: Path, tmp_path: Path) -> None:
     """Alone, with the rest of the model divided, and with shared rows."""
-    train(tmp_path, "expert_learner", moe_directory)
+    train(tmp_path, "expert_learner", moe_directory, "cpu", LORA)
     found = json.loads((tmp_path / "found_2.json").read_text())
     for way in ("alone", "sharded", "context"):
         assert_close(found[way][LORA], found["plain"][LORA], list(SCENARIOS[LORA][1]))

@@ -1,7 +1,7 @@
 """Learners on real ranks that divide a mixture's experts, for `test_experts.py`: what they compute, beside a plain rank, as JSON.
 
-Run it as `torchrun --nproc-per-node=N -m tests.trainer.expert_learner DIRECTORY MIXTURE [DEVICE]`. Two ranks divide the experts;
-with four ranks there are two such groups. On other devices nothing fails and nothing is resumed.
+Run it as `torchrun --nproc-per-node=N -m tests.trainer.expert_learner DIRECTORY MIXTURE [DEVICE [SCENARIO ...]]`. Two ranks
+divide the experts; with four ranks there are two such groups. On other devices nothing fails and nothing is resumed.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ def train_without_memory(directory: Path, model: Path, group: Ranks) -> str:
     return "it goes on"
 
 
-def on_several_ranks(directory: Path, mixture: Path, group: Ranks) -> dict[str, Any]:
-    """Everything on these ranks; the results are rank 0's."""
+def on_several_ranks(directory: Path, mixture: Path, group: Ranks, scenarios: list[str]) -> dict[str, Any]:
+    """Everything on these ranks, of these scenarios; the results are rank 0's."""
     found: dict[str, Any] = {}
     for way, (trainer, names) in WAYS[group.count].items():
         place = directory / way
@@ -144,7 +144,7 @@ def on_several_ranks(directory: Path, mixture: Path, group: Ranks) -> dict[str, 
             place.mkdir(exist_ok=True)
         given = {"sharding": False, "expert_parallel": 2, "dtype": "float32"} | trainer
         own = replace(group, context=group.context if "context_parallel" in given else None)
-        found[way] = train_all(place, {"moe": mixture}, own, names, **given)
+        found[way] = train_all(place, {"moe": mixture}, own, [each for each in names if each in scenarios], **given)
     group = replace(group, context=None)
     if group.device.type != "cpu":
         return found
@@ -159,8 +159,8 @@ def on_several_ranks(directory: Path, mixture: Path, group: Ranks) -> dict[str, 
     return found
 
 
-def main(directory: Path, mixture: Path, device: str = "cpu") -> None:
-    count = int(os.environ["WORLD_SIZE"])
+def main(directory: Path, mixture: Path, device: str = "cpu", *only: str) -> None:
+    count, scenarios = int(os.environ["WORLD_SIZE"]), [*only] or [FULL, LORA, MEASURED]
     config = TrainerConfig(
         output_dir=directory,
         model=str(mixture),
@@ -171,11 +171,11 @@ def main(directory: Path, mixture: Path, device: str = "cpu") -> None:
         rank_silence_seconds=300,
     )
     with ranks.join(config, choose_device(device)) as group:
-        found = on_several_ranks(directory, mixture, group)
+        found = on_several_ranks(directory, mixture, group, scenarios)
         index = group.index
     if index == 0:
         if count == 2:
-            found["plain"] = train_all(directory, {"moe": mixture}, ALONE, [FULL, LORA, MEASURED])
+            found["plain"] = train_all(directory, {"moe": mixture}, ALONE, scenarios)
         if "failing" in found:
             found["failing-plain"] = train_failing(directory, mixture, ALONE)
             found["resumed"].append(train_on(directory, mixture, ALONE, 2))
