@@ -23,7 +23,7 @@ from counterpoint.job.plan.at_start import with_choice
 from counterpoint.job.plan.trainer_memory import rank_parts
 from counterpoint.job.write_job import write_job
 
-LAYERS = 12
+LAYERS = 6
 
 
 @pytest.fixture(autouse=True)
