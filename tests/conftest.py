@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -68,6 +69,9 @@ BENCHMARKS = "tests/perf/test_guard.py"
 """Decides nothing beside other tests, and then repeats what it has measured."""
 
 
+TOO_LATE = "the time for all tests was over before it began"
+
+
 class ByFile(LoadScopeScheduling):
     """How pytest-xdist divides the tests among processes (`pytest -n 4`, as `make test` and `make test-all` do).
 
@@ -96,6 +100,26 @@ def scope_of(file: str) -> str:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
     """Called by pytest-xdist."""
     return ByFile(config, log)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the limit that a machine has which is much slower than usual; those that take longest have begun by then."""
+    text = "skip tests that have not begun by then, and say how many (continuous integration has 90 minutes)"
+    parser.addoption("--begin-before", type=float, default=float("inf"), metavar="UNIX_SECONDS", help=text)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips a test for which no time is left."""
+    if time.time() > item.config.getoption("--begin-before"):
+        pytest.skip(TOO_LATE)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says how many tests were not played."""
+    late = [each for each in terminalreporter.stats.get("skipped", []) if TOO_LATE in str(each.longrepr)]
+    if late:
+        terminalreporter.write_line(f"{len(late)} tests were not played, from {late[0].nodeid} on: {TOO_LATE}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
