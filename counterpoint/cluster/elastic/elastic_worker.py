@@ -7,11 +7,11 @@ is refused. One thread, the keeper, starts and ends all children: the kernel end
 from __future__ import annotations
 
 import asyncio
-import socket
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -63,8 +63,8 @@ class ElasticWorker(Worker):
         """Whether the ranks are being ended."""
         self._over = threading.Event()
         """Set once the training is complete, or the job stops."""
-        self._closed = False
-        """Whether `start` has ended the ranks, and the keeper takes no more work."""
+        self._last: Report | None = None
+        """What this worker did before its own end began. It reports that until it is gone: its end tells why."""
         self._keeper = ThreadPoolExecutor(1, thread_name_prefix="keeper")
         self._check = CheckProcess(self.check_command())
 
@@ -141,24 +141,7 @@ class ElasticWorker(Worker):
                 f"{self.me} in round {self._round} was told to start round {number} of {', '.join(map(str, ids))}"
             )
         self._round, self._members = number, ids
-        listener = listen(self.host) if address is None else None
-        host, port = (listener.getsockname()[:2] if listener is not None else address) or ("", 0)
-        directory = tempfile.mkdtemp(prefix="cluster-ranks-")
-        order = RanksOrder(
-            run_id=f"{self.context.job}-{self.context.role}-{number}",
-            host=host,
-            port=port,
-            nodes=len(ids),
-            local_ranks=self.config.local_ranks,
-            command=self.config.command(again=number > 1 or any(member.incarnation > 1 for member in ids)),
-            directory=directory,
-            environment=interfaces(host) | {VARIABLE: directory, **self.rank_environment},
-            join_seconds=self.config.join_seconds,
-            stop_seconds=self.config.stop_seconds,
-            exit_seconds=self.exit_seconds,
-        )
-        await self._keep(lambda: self._start_ranks(order, listener))
-        return [host, port]
+        return await self._keep(lambda: self._start_ranks(number, ids, address))
 
     @remote
     async def stop_round(self, incarnation: int, number: int) -> None:
@@ -167,11 +150,8 @@ class ElasticWorker(Worker):
         if number < self._round:
             raise StaleCall(f"{self.me} was told to stop round {number}, and knows of round {self._round}")
         self._round = number
-        with self._lock:
-            if self._closed:
-                return  # this worker ends, and tells why itself
-            ended = self._keeper.submit(self._end_ranks)
-        await asyncio.wrap_future(ended)
+        with suppress(StaleCall):  # a worker that ends does that, too
+            await self._keep(self._end_ranks)
 
     @remote(idempotent=True)
     async def finish(self, incarnation: int) -> None:
@@ -184,13 +164,19 @@ class ElasticWorker(Worker):
             raise StaleCall(f"{self.me} was called as incarnation {incarnation}")
 
     async def _keep(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._keeper, work)
+        with self._lock:
+            if self._last is not None:
+                raise StaleCall(f"{self.me} is about to end")
+            kept = self._keeper.submit(work)
+        return await asyncio.wrap_future(kept)
 
     # --- the ranks ---
 
     def _report(self, totals: Totals = NOTHING) -> Report:
         with self._lock:
             ranks = self._ranks
+            if self._last is not None:
+                return self._last
             if ranks is None:
                 return Report(Activity.IDLE, self._round, self._members)
             reason, code = "", self._code_to_report(ranks)
@@ -208,12 +194,29 @@ class ElasticWorker(Worker):
     def _are_up(self, ranks: RanksProcess) -> bool:
         return ranks.node_rank is not None
 
-    def _start_ranks(self, order: RanksOrder, listener: socket.socket | None) -> None:
+    def _start_ranks(self, number: int, ids: tuple[WorkerId, ...], address: list[Any] | None) -> list[Any]:
         """Starts ranks, in the keeper; frees what the check used before, and ends ranks that nobody stopped."""
         self._check.close()
         self._drop_ranks()
+        listener = listen(self.host) if address is None else None
+        host, port = (listener.getsockname()[:2] if listener is not None else address) or ("", 0)
+        directory = tempfile.mkdtemp(prefix="cluster-ranks-")
+        order = RanksOrder(
+            run_id=f"{self.context.job}-{self.context.role}-{number}",
+            host=host,
+            port=port,
+            nodes=len(ids),
+            local_ranks=self.config.local_ranks,
+            command=self.config.command(again=number > 1 or any(member.incarnation > 1 for member in ids)),
+            directory=directory,
+            environment=interfaces(host) | {VARIABLE: directory, **self.rank_environment},
+            join_seconds=self.config.join_seconds,
+            stop_seconds=self.config.stop_seconds,
+            exit_seconds=self.exit_seconds,
+        )
         with self._lock:
             self._ranks, self._ending = RanksProcess(order, listener), False
+        return [host, port]
 
     def _end_ranks(self) -> None:
         """Has ranks end in time, in the keeper."""
@@ -246,8 +249,9 @@ class ElasticWorker(Worker):
 
     def _close(self) -> None:
         """Kills what still runs."""
+        last = self._report()
         with self._lock:
-            self._closed = True
+            self._last = last
         self._keeper.submit(self._drop_ranks).result()
         self._keeper.submit(self._check.close).result()
         self._keeper.shutdown()

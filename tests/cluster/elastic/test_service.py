@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from counterpoint.cluster.elastic.elastic_worker import StaleCall
 from counterpoint.cluster.elastic.service import RanksFailed, ServiceWorker
 from counterpoint.cluster.worker import Context, Member
 from counterpoint.cluster.worker_process.host import HookEndedError, call
@@ -133,12 +134,16 @@ def test_its_end_has_the_reason_that_a_rank_gave(service: Any, said: list[str], 
     assert raised.value.code == code
 
 
-def test_a_round_is_stopped_while_the_worker_ends(service: Any) -> None:
-    """The master saw that the ranks were gone before the worker's process was; it must not call the worker unfit."""
+def test_a_worker_that_ends_tells_nothing_but_its_end(service: Any) -> None:
+    """The master must not see before that its ranks are gone: it would have it stopped, and call it unfit."""
     job = service()
+    before = job.activity
     job.ranks.fail("rank 0 was ended by SIGKILL")
     assert isinstance(job.wait(), RanksFailed)
+    assert job.activity == before
     asyncio.run(job.worker.stop_round(1, 1))
+    with pytest.raises(StaleCall, match="about to end"):
+        asyncio.run(job.worker.start_elastic_job(1, 2, [["trainer-0", 1]]))
 
 
 def raising(error: BaseException | None) -> Callable[[], None]:
