@@ -511,12 +511,15 @@ class Dispatcher:
         with self._hooks.commit_in_progress():
             in_progress = self._boundary_of(step).begin(step, rollouts, discarded, unrecorded, self._clock, ahead)
             self._sender.offer(*await in_progress.merge())
+            await asyncio.sleep(0)  # with thousands of rollouts in flight each of these takes a millisecond of the loop
             line = self._metrics() | self._hooks.annotate(step)
+            await asyncio.sleep(0)
             # Taken now, before the wait for the disk: groups that end meanwhile start again after a kill.
             state = self._scheduler.state(ready=False)
             begun, self._begun = self._begun, []
-            facts = self._rules | groups_of(group_ids, begun, state)
             checkpoint = self._checkpoint(step, state, [], line)
+            facts = self._rules | groups_of(group_ids, begun, state)
+            await asyncio.sleep(0)
             line = await in_progress.complete(checkpoint, partial(self._sender.commit, step), facts)
         if discarded:
             self._discarded.changed.set()  # those are in the step's records now

@@ -5,7 +5,7 @@ The rules are in `scheduler.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Phase = Literal["waiting", "running", "finalizing", "ready"]
@@ -33,6 +33,15 @@ class Group:
     filtered: int = 0
     rewards: tuple[float, ...] = ()
     """The rewards of a finalized group."""
+    _example: dict[str, Any] = field(init=False, repr=False, compare=False)
+    """The saved form of a group that is not ready, made once: each step saves thousands of groups."""
+
+    def __post_init__(self) -> None:
+        self._example = {
+            "group_id": self.group_id,
+            "environment": self.environment,
+            "example_index": self.example_index,
+        }
 
     @property
     def version(self) -> int:
@@ -42,16 +51,11 @@ class Group:
         return self.started_version
 
     def saved(self, ready: bool) -> dict[str, Any]:
-        """Returns its saved form, for msgpack: the example and, with `ready`, the numbers of a ready group."""
-        entry: dict[str, Any] = {
-            "group_id": self.group_id,
-            "environment": self.environment,
-            "example_index": self.example_index,
-        }
-        if ready and self.phase == "ready":
-            entry["ready"] = {"kept": self.kept, "filtered": self.filtered, "version": self.version}
-            entry["ready"]["rewards"] = list(self.rewards)
-        return entry
+        """Returns its saved form, for msgpack: the example and, with `ready`, the numbers of a ready group. Do not change it."""
+        if not ready or self.phase != "ready":
+            return self._example
+        numbers = {"kept": self.kept, "filtered": self.filtered, "version": self.version, "rewards": list(self.rewards)}
+        return {**self._example, "ready": numbers}
 
 
 def restored(entry: dict[str, Any]) -> Group:

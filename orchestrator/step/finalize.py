@@ -9,6 +9,7 @@ Next in the reading order of `docs/architecture.md`: `orchestrator/step/boundary
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -77,8 +78,22 @@ class Finalizer:
         """Finalizes copies of the rollouts, as `finalize_group`: the environment may still change those that it played."""
         own = [_own(rollout) for rollout in yielding_gil(rollouts)]
         outcome = finalize_group(own, self.advantage, self.filters, group_scoring=group_scoring)
+        self._reduce(outcome)
+        return outcome
+
+    async def on_loop(self, rollouts: Sequence[Rollout], group_scoring: bool) -> GroupOutcome:
+        """Does the same on the loop, in three of its ticks: of each, the group takes a millisecond."""
+        own = [_own(rollout) for rollout in rollouts]
+        await asyncio.sleep(0)
+        outcome = finalize_group(own, self.advantage, self.filters, group_scoring=group_scoring)
+        await asyncio.sleep(0)
+        self._reduce(outcome)
+        return outcome
+
+    def _reduce(self, outcome: GroupOutcome) -> None:
+        """Leaves of the rollouts what their records and their samples need."""
         dropped = outcome.event.dropped is not None
-        for rollout in own:
+        for rollout in outcome.rollouts:
             rollout.state, rollout.metrics = {}, {}
             if rollout.tokens is None and not any(map(_fault_of_form, rollout.turns)):
                 share_tokens(rollout)
@@ -87,7 +102,6 @@ class Finalizer:
                 # Only its record is needed. The routing would fill memory and checkpoints.
                 rollout.turns = [_without_routing(turn) for turn in rollout.turns]
                 rollout.branches = None
-        return outcome
 
 
 def _own(rollout: Rollout) -> Rollout:
@@ -129,7 +143,7 @@ async def finalize(
     """
     await turns.turn()
     if finalizer.advantage.is_built_in and _is_small(rollouts):
-        return finalizer(rollouts, group_scoring)
+        return await finalizer.on_loop(rollouts, group_scoring)
     return await finalize_in_thread(finalizer, rollouts, group_scoring)
 
 

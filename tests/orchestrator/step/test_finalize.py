@@ -454,6 +454,27 @@ async def test_only_a_small_group_is_finalized_on_the_loop(
     assert (threading.get_ident() not in at) == alone
 
 
+async def test_a_group_that_is_finalized_on_the_loop_changes_no_more_and_becomes_what_a_thread_makes_of_it(
+    tmp_path: Path,
+) -> None:
+    """Its environment may have left a thread behind, and the loop runs other tasks between the parts."""
+    group, same = make_group([1.0, 0.5, 0.0]), make_group([1.0, 0.5, 0.0])
+    finalizer = Finalizer(group_mean, [ZeroAdvantageFilter(mode="enforce")])
+    finalizing = asyncio.create_task(finalizer.on_loop(group, False))
+    for _ in range(2):
+        await asyncio.sleep(0)
+        for rollout in group:
+            rollout.reward, rollout.state, rollout.turns = 7.0, {"changed": 1}, []
+    on_loop, in_thread = await finalizing, finalizer(same, False)
+    assert on_loop.event == in_thread.event
+    for name, outcome in (("loop", on_loop), ("thread", in_thread)):
+        write_rollouts(tmp_path / name, outcome.rollouts)
+    assert (tmp_path / "loop").read_bytes() == (tmp_path / "thread").read_bytes()
+    assert [rollout.turn_hashes for rollout in on_loop.rollouts] == [
+        rollout.turn_hashes for rollout in in_thread.rollouts
+    ]
+
+
 async def test_a_state_that_changes_while_it_is_looked_at_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     group = make_group([1.0, 0.0])
     group[0].state.update(a=1, b=2)
