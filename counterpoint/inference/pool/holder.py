@@ -72,6 +72,9 @@ class Holder:
         self.resolved = asyncio.Event()
         """Set unless answers have to wait for a proof."""
         self.resolved.set()
+        self.at_rest: tuple[object, ...] | None = None
+        """The machine's turn when a check changed nothing, as it served what it wants, and what the server said of its weights. A
+        check that finds the same of both changes nothing either."""
         self._vetting: Vetting | None = None
         self._name = name
         self._who = f"{name.called} {server.url}"

@@ -60,6 +60,9 @@ STOCK_SERVERS_PROVE_NOTHING = (
     "version compares them: give these servers to one job at a time"
 )
 
+TOLD_PER_TICK = 16
+"""Servers that are told of new weights in one tick of the loop: each is then looked at in the next one, by its monitor."""
+
 LATE_SECONDS = 30.0
 """Seconds that an update waits, once a server has the weights, for those that still load or prove them."""
 
@@ -317,8 +320,10 @@ class Served(Places):
             if self.wanted is None and self._config.protocol == "openai":
                 logger.warning(STOCK_SERVERS_PROVE_NOTHING)
             self.wanted = update
-            for holder in self.holders.values():
+            for told, holder in enumerate(list(self.holders.values()), 1):
                 holder.carry_out(holder.held.want(update))
+                if not told % TOLD_PER_TICK:
+                    await asyncio.sleep(0)
             await self._until_taken(update, loaded=True)
             if on_loaded is not None and not self._released and self._fleet.serving(self.name):
                 on_loaded()
@@ -367,8 +372,9 @@ class Served(Places):
             with block:
                 holder.requests.add(block)
                 answer = await call(holder.client, request, self._bounds)
-                if not holder.resolved.is_set():
+                while not holder.resolved.is_set():
                     await holder.resolved.wait()
+                    await self._servers.releases.turn()
         except TimeoutError:
             if block.was_due:
                 raise

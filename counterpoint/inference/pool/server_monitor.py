@@ -70,8 +70,6 @@ class ServerMonitor:
         self._silence = liveness.Silence()
         self._since_look = 0.0
         """Seconds of regular intervals since the last look at the load."""
-        self._at_rest: tuple[ServerIdentity, dict[Name, int]] | None = None
-        """The identity with which each name serves what it wants, and their turns: until one differs, a check changes nothing."""
 
     def hold(self, name: Name, on_change: Callable[[bool], None]) -> Holder:
         """Adds a name with unknown weights until the next health check. `on_change` is as of `Holder`."""
@@ -165,14 +163,16 @@ class ServerMonitor:
 
     def _checked(self, identity: ServerIdentity, turns: Mapping[Name, int]) -> None:
         """Tells each name that a health check which began at `turns` was answered."""
-        if self._at_rest is not None and self._at_rest[0] is identity and self._at_rest[1] == self._turns_of_names():
-            return
-        now = time.monotonic()
+        now, instance, weights, adapters = time.monotonic(), identity.instance, identity.weights, identity.adapters
         for name, holder in list(self.holders.items()):
-            holder.carry_out(holder.held.checked(identity, turns.get(name, -1), now))
-        rests = all(holder.held.settled and holder.held.serves_wanted for holder in self.holders.values())
-        # With other turns now, the check began before what a name did meanwhile, and was not compared with it.
-        self._at_rest = (identity, dict(turns)) if rests and turns == self._turns_of_names() else None
+            held, turn = holder.held, turns.get(name, -1)
+            seen = turn, instance, weights, adapters.get(name.model)
+            if holder.at_rest == seen and turn == held.turn:
+                continue
+            holder.carry_out(held.checked(identity, turn, now))
+            # With another turn now, the check began before what the name did meanwhile, and was not compared with it.
+            if turn == held.turn and held.settled and held.serves_wanted:
+                holder.at_rest = seen
 
     def _turns_of_names(self) -> dict[Name, int]:
         return {name: holder.held.turn for name, holder in self.holders.items()}

@@ -15,6 +15,7 @@ from itertools import count
 from pathlib import Path
 
 from counterpoint.inference.base import InferenceError, WeightUpdate
+from counterpoint.inference.clients.binary_http import ANSWERS_PER_TICK
 from counterpoint.inference.clients.client import BinaryClient, ServerClient
 from counterpoint.inference.clients.http_sessions import HttpSessions
 from counterpoint.inference.clients.openai_client import OpenAIClient
@@ -105,6 +106,8 @@ class PoolServers:
         self.fleet = Fleet(config.max_concurrent_requests_per_server)
         self.starts = PerTickLimiter(STARTS_PER_TICK, paced=False)
         self.checks = PerTickLimiter(CHECKS_PER_TICK)
+        self.releases = PerTickLimiter(ANSWERS_PER_TICK)
+        """Answers that have waited for a proof: those of a server come together."""
         self.deadlines = BlockDeadlines()
         """The deadlines of the requests at servers."""
         self._outages = Outages() if outages is None else outages

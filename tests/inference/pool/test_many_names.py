@@ -110,6 +110,74 @@ async def test_what_changes_nothing_is_not_counted_out_for_each_name_and_server(
             assert calls["checked"] == told
 
 
+async def test_a_check_compares_the_names_of_which_the_server_says_something_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each update of a name changes what a server says. Its other names, hundreds, are compared once they differ themselves."""
+    compared = list[str]()
+    plain = Held.checked
+
+    def noting(held: Held, *given: Any) -> Any:
+        compared.append(held._name)
+        return plain(held, *given)
+
+    monkeypatch.setattr(Held, "checked", noting)
+    async with FakeServer() as server:
+        pool = pool_at(server)
+        names = [pool.model(f"name-{number}") for number in range(3)]
+        async with started(*names):
+            for number, served in enumerate(names):
+                await served.update(weight_update(1, f"name-{number}"))
+            (monitor,) = pool._monitors.values()
+
+            async def check() -> set[str]:
+                compared.clear()
+                before = server.answers[STATUS_PATH]
+                monitor.check_now()
+                await until(lambda: server.answers[STATUS_PATH] > before, "a check")
+                await until(lambda: all(each.status()[0].state == "serving" for each in names), "all names")
+                return set(compared)
+
+            await check()
+            assert await check() == set()
+            await names[0].update(weight_update(2, "name-0"))
+            assert set(compared) <= {"name-0"}
+            assert await check() <= {"name-0"}
+            server.loads.changed("name-1")
+            assert "name-1" in await check()
+            assert (await generate(names[1])).policy_version == 1
+            assert await check() <= {"name-1"}
+            server.begin_anew()
+            assert await check() == {"name-0", "name-1", "name-2"}
+
+
+async def test_an_update_tells_many_servers_in_several_passes_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[int]()
+    passes, plain = 0, Held.want
+
+    def noting(held: Held, *given: Any) -> Any:
+        told.append(passes)
+        return plain(held, *given)
+
+    async def count() -> None:
+        nonlocal passes
+        while True:
+            passes += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(Held, "want", noting)
+    monkeypatch.setattr("counterpoint.inference.pool.pool.TOLD_PER_TICK", 2)
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(FakeServer()) for _ in range(5)]
+        served = pool_at(*servers).model("name")
+        await stack.enter_async_context(started(served))
+        counting = asyncio.create_task(count())
+        stack.callback(counting.cancel)
+        await served.update(weight_update(1, "name"))
+        assert max(Counter(told).values()) == 2 < len(told) == len(servers)
+        assert {(await generate(served, str(number))).policy_version for number in range(8)} == {1}
+
+
 async def test_servers_that_are_due_together_are_asked_a_few_a_pass_of_the_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
