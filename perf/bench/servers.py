@@ -26,6 +26,7 @@ from counterpoint.inference.base import REQUEST_ID_BYTES, Completion
 from counterpoint.inference.call_frames import CALL, CALLS_PATH, FrameSender, FrameSplitter, taken
 from counterpoint.inference.loads import Origin
 from counterpoint.transport.process.child import Child
+from counterpoint.transport.process.priority import compute_nice
 
 RAW_PATH = "/raw"
 COMPLETIONS_PATH = "/v1/completions"
@@ -52,9 +53,9 @@ def load_server(delay_seconds: float = 0.0, layers: int = 0, top_k: int = 0) -> 
 
 @contextmanager
 def served_by(module: str, *words: str, environment: Mapping[str, str] | None = None) -> Iterator[str]:
-    """Yields the URL of a module that calls `serve`, a process of its own as long as the block."""
+    """Yields the URL of a module that calls `serve`, a process of its own as long as the block, as nice as a job's server."""
     command = [sys.executable, "-P", "-m", module, *words]
-    with Child(module, command, stdin=PIPE, stdout=PIPE, environment=environment) as process:
+    with Child(module, command, stdin=PIPE, stdout=PIPE, environment=environment, nice=compute_nice()) as process:
         yield f"http://127.0.0.1:{int(process.line(START_SECONDS))}"
 
 
