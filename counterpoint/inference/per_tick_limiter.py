@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-TICK_SECONDS = 0.002
+TICK_SECONDS = 0.001
 """CPU seconds of a tick after which fewer callers continue in the next one."""
 
 _LEAST_SHARE = 0.25
